@@ -99,7 +99,7 @@ class TrainingLoop:
 
     def __init__(self, train_state: TrainState, context: RunContext) -> None:
         self._state, self._context, self._engine = train_state, context, train_state.engine
-        self._stop, self._saver = Stop(), context.saver
+        self._stop, self._saver, self._progress = Stop(), context.saver, context.progress
         self._at = Position(context.first)
         self._expected_bytes = {
             "predicted_process_bytes": context.plan.phases.get("train", {}).get("process_bytes"),
@@ -231,13 +231,14 @@ class TrainingLoop:
 
     def _mark(self, part: str) -> None:
         """Called when a part of the window begins. A long window is abandoned here once the run is to stop."""
+        at = self._at
         self._recovery.mark(part)
-        self._context.progress(part, self._at.window)
+        self._progress(part, at.window)
         if part == "fetch":
             self._monitor.fetches()
         elif part == "optimizer":
-            self._at.stepped = True
-        if not self._stop.asked or self._engine.world > 1 or self._at.stepped:
+            at.stepped = True
+        if not self._stop.asked or self._engine.world > 1 or at.stepped:
             return
         if self._stop.impatient and self._recovery.can_go_back:
             raise AbandonedError
