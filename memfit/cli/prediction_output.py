@@ -50,6 +50,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "mesh": dict(prediction.mesh),
         "rank_reason": prediction.rank_reason,
         "stages": [asdict(stage) for stage in prediction.stages],
+        "not_validated": list(prediction.not_validated),
         "seconds": prediction.seconds,
     }
 

@@ -63,6 +63,8 @@ class Prediction:
     """Why no rank of a mesh needs more than this one; empty without a mesh, and for a rank that was asked for."""
     stages: tuple[StageFigures, ...] = ()
     """Of a pipeline, with the bytes of the ranks that were traced; empty without one."""
+    not_validated: tuple[str, ...] = ()
+    """What the bytes rest on where no run with it was measured, such as compiled code: a line for each part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,7 @@ class TracedQuestion:
     mesh: Mapping[str, int] = field(default_factory=dict)
     rank_reason: str = ""
     stages: tuple[StageFigures, ...] = ()
+    not_validated: tuple[str, ...] = ()
 
 
 def device_facts(device: Device, read: Collection[str]) -> dict[str, Any]:
@@ -121,7 +124,7 @@ def answer(question: TracedQuestion, name: str, device: Device, seconds: float =
         unit=question.unit, device=device, nets=question.nets, footprint=footprints[rank],
         trace=question.traces[rank], checkpointing=question.checkpointing, engine=question.engine,
         world=question.world, rank=rank, seconds=seconds, mesh=question.mesh, rank_reason=question.rank_reason,
-        stages=with_bytes(question.stages, ranks, by_place),
+        stages=with_bytes(question.stages, ranks, by_place), not_validated=question.not_validated,
     )  # fmt: skip
 
 

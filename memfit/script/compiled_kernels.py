@@ -54,7 +54,7 @@ def compiled_kernels(note: Callable[[str], None]) -> Iterator[None]:
     with ExitStack() as stack:
 
         def flex(module: Any) -> tuple[Any, dict[str, Any]]:
-            return module, {"flex_attention": flex_attention.kernel_instead(module.flex_attention, note)}
+            return module, flex_attention.kernels_instead(module, note)
 
         def paged(module: Any) -> tuple[Any, dict[str, Any]]:
             known = hasattr(module, "get_paged")

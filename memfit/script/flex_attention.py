@@ -15,7 +15,13 @@ from torch.autograd.function import once_differentiable
 
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import current_dispatch_mode
-from memfit.torch_compat.selective_checkpoint import CachedOutputs, CachingOutputs, dispatch_mode_popped, flex_operator
+from memfit.torch_compat.selective_checkpoint import (
+    FLEX_DEVICE_CHECK,
+    CachedOutputs,
+    CachingOutputs,
+    dispatch_mode_popped,
+    flex_operator,
+)
 
 MODULE = "torch.nn.attention.flex_attention"
 
@@ -58,15 +64,31 @@ class _FusedFlexAttention(torch.autograd.Function):
         return grads
 
 
+def kernels_instead(module: Any, note: Callable[[str], None]) -> dict[str, Any]:
+    """What replaces functions of torch's module of FlexAttention, by name.
+
+    Args:
+        note: called with a line on what is not computed.
+    """
+    check = getattr(module, FLEX_DEVICE_CHECK, lambda *tensors: None)
+
+    def checked(query: Tensor, *others: Tensor) -> None:
+        if query.device.type != "vgpu":
+            check(query, *others)
+
+    return {"flex_attention": kernel_instead(module.flex_attention, note), FLEX_DEVICE_CHECK: checked}
+
+
 def kernel_instead(original: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
-    """``flex_attention`` of torch, which on the card allocates what its kernel allocates.
+    """``flex_attention`` of torch, which on the card allocates what its kernel allocates. Inside of compiled code it is
+    torch's own: ``memfit.device.virtual.flex_kernels`` replaces its operator in the graph.
 
     Args:
         note: called with a line on what is not computed.
     """
 
     def flex_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if query.device.type not in ("cuda", "vgpu"):
+        if torch.compiler.is_dynamo_compiling() or query.device.type not in ("cuda", "vgpu"):
             return original(query, key, value, *args, **kwargs)
         note("FlexAttention was traced as its compiled kernel, without gradients of what score_mod captures")
         out, lse = _FusedFlexAttention.apply(query, key, value)

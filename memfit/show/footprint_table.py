@@ -40,6 +40,8 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
     )
     if prediction.world > 1:
         console.print(rank_line(prediction), style="dim")
+    for line in prediction.not_validated:
+        console.print(f"Not validated: {line}.", style="yellow")
     console.print()
     console.print(phase_table(footprint, cuda=device.is_cuda))
     if prediction.stages:

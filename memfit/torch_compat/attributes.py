@@ -30,6 +30,8 @@ try:
 except (ImportError, AttributeError) as error:
     raise lacks(error) from error
 
+MODULE_CALL = "_call_impl"
+"""The method of a module that calls its hooks and its forward."""
 MAKE_SUBCLASS, MAKE_WRAPPER_SUBCLASS, MODULE_APPLY, CONVOLUTION_LAYOUT, RAW_STREAM = (
     "_make_subclass", "_make_wrapper_subclass", "_apply", "_conv_determine_backend_memory_format",
     "_cuda_getCurrentRawStream",
@@ -150,6 +152,7 @@ __all__ = [
     "MAKE_SUBCLASS",
     "MAKE_WRAPPER_SUBCLASS",
     "MODULE_APPLY",
+    "MODULE_CALL",
     "RAW_STREAM",
     "IncompatibleKeys",
     "apply_to_tensors",

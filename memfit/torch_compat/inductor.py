@@ -11,8 +11,10 @@ from memfit.torch_compat.versions import lacks
 
 try:
     import torch._dynamo.config as dynamo_config
+    import torch._dynamo.utils as dynamo_nodes
     import torch._functorch.aot_autograd as aot_autograd
     import torch._functorch.config as functorch_config
+    import torch._inductor.codecache as code_cache
     import torch._inductor.compile_fx as compile_fx
     import torch._inductor.config as inductor_config
     import torch._inductor.scheduler as scheduling
@@ -149,11 +151,13 @@ __all__ = [
     "Modes",
     "TorchDynamoException",
     "aot_autograd",
+    "code_cache",
     "compile_fx",
     "compile_graph",
     "compiled_code",
     "compiler_settings",
     "decompositions",
+    "dynamo_nodes",
     "extern_kernels",
     "finish_graph",
     "joint_graph",

@@ -15,6 +15,8 @@ try:
     from torch.utils.checkpoint import _CachedTorchDispatchMode as CachedOutputs
     from torch.utils.checkpoint import _CachingTorchDispatchMode as CachingOutputs
 
+    FLEX_DEVICE_CHECK = "_validate_device"
+    """The function of ``torch.nn.attention.flex_attention`` that refuses devices without the kernels."""
     IS_KEYED = hasattr(torch_checkpoint, "_RECOMPUTE")
     """Whether torch's storage is a dictionary of numbered outputs (from 2.13 on), which also has entries for outputs
     without a tensor. Before, it is a list for each operator."""
@@ -26,5 +28,6 @@ except (ImportError, AttributeError) as error:
     raise lacks(error) from error
 
 __all__ = [
-    "IS_KEYED", "RECOMPUTE", "CachedOutputs", "CachingOutputs", "dispatch_mode_popped", "flex_operator", "storage_key",
+    "FLEX_DEVICE_CHECK", "IS_KEYED", "RECOMPUTE", "CachedOutputs", "CachingOutputs", "dispatch_mode_popped",
+    "flex_operator", "storage_key",
 ]  # fmt: skip

@@ -83,13 +83,37 @@ def test_a_mesh_and_a_file_change_the_configuration(tmp_path: Path) -> None:
 
 
 @needs_torchtitan
+@pytest.mark.slow
+def test_a_compiled_configuration_is_predicted_and_says_that_it_is_not_validated() -> None:
+    eager, compiled = answer("--world", "2"), answer("--world", "2", "--set", "compile.enable=true")
+    assert eager["not_validated"] == []
+    (line,) = compiled["not_validated"]
+    assert line.startswith("no compiled run was measured (compile.enable, model and loss)")
+    assert any("buffers that the code of torch's inductor" in line for line in compiled["assumed"])
+    assert not any("as eager code" in line for line in compiled["assumed"]), "no block ran as it was written"
+    peaks = [each["phases"]["train"]["allocated_bytes"] for each in (eager, compiled)]
+    assert peaks[1] < peaks[0]
+    code, out, err = really(*AT, *SMALL, "--set", "compile.enable=true")
+    assert code == 0, err
+    assert "Not validated: no compiled run was measured" in out
+
+
+@needs_torchtitan
+@pytest.mark.slow
+def test_segments_that_expand_are_replayed_where_the_launch_has_them() -> None:
+    plain, expanding = answer(), answer("--set", "PYTORCH_ALLOC_CONF=expandable_segments:True")
+    assert expanding["settings"]["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert expanding["phases"]["train"]["reserved_bytes"] < plain["phases"]["train"]["reserved_bytes"]
+    assert expanding["phases"]["train"]["allocated_bytes"] == plain["phases"]["train"]["allocated_bytes"]
+
+
+@needs_torchtitan
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("torchtitan:llama3_8b", "--set", "compile.enable=true"), "not validated; write --set compile.enable=false"),
         (
             ("torchtitan:llama3_debugmodel_float8_emulate_lora",),
-            "not validated; name a configuration without" if is_installed("torchao") else "torchao is not installed",
+            "not modelled; name a configuration without" if is_installed("torchao") else "torchao is not installed",
         ),
         (("torchtitan:flux_debugmodel",), "it reads FluxDataLoader"),
         (("torchtitan:llama3_8b", "--world", "3", "--mesh", "tp=2"), "the mesh has 2 ranks"),

@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.device.virtual.assumptions import EAGER, PLANNED
 from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.fake_group import fake_world
 from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
+from memfit.script.compiled_kernels import compiled_kernels
 from tests.device.minimal_tracer import MinimalTracer
 
 
@@ -169,3 +172,73 @@ def test_module_compile_takes_the_code_of_inductor_too():
         net(torch.ones(4, 256, device="cuda")).sum().backward()
         assert net.up.weight.grad is not None
         assert gpu.assumptions.compiled == {PLANNED}
+
+
+class GathersFirst(nn.Module):
+    """As ``fully_shard`` leaves a module: its weight exists from a hook on, which allocates and is not compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = Activations()
+        self.register_forward_pre_hook(lambda module, args: torch._dynamo.disable(self.gather, recursive=True)(args))
+        self.gathered = 0
+
+    def gather(self, args):
+        self.gathered += torch.empty(1000, device="cuda").numel()
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.slow
+def test_hooks_of_a_compiled_module_allocate_on_the_card():
+    with virtual_gpu(CardRules()) as gpu:
+        net = GathersFirst().cuda()
+        net.compile(fullgraph=True)
+        net(torch.ones(4, 256, device="cuda")).sum().backward()
+        assert (net.gathered, gpu.assumptions.compiled) == (1000, {PLANNED})
+        assert "forward" not in vars(net), "it is compiled in its call alone"
+
+
+@pytest.mark.slow
+def test_code_that_names_cuda_is_compiled_for_the_card():
+    def ramp(x):
+        return x * torch.arange(x.shape[-1], device="cuda")
+
+    with virtual_gpu(CardRules()) as gpu:
+        out = torch.compile(ramp)(torch.ones(4, 256, device="cuda", requires_grad=True))
+        out.sum().backward()
+        assert gpu.assumptions.compiled == {PLANNED}
+    assert out.device.type == "vgpu"
+
+
+def test_a_rank_of_several_has_two_functions_of_streams_since_dynamo_refuses_an_alias():
+    with virtual_gpu(CardRules()), fake_world(2):
+        assert torch.accelerator.current_stream is not torch.cuda.current_stream
+        assert torch.accelerator.current_stream() == torch.cuda.current_stream()
+
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(128, 384)
+
+    def forward(self, x):
+        b, t, d = x.shape
+        q, k, v = self.qkv(x).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4)
+        return flex_attention.flex_attention(q, k, v).transpose(1, 2).reshape(b, t, d)
+
+
+@pytest.mark.slow
+def test_flex_attention_in_a_compiled_net_has_its_kernel_s_tensors(no_gc):
+    """Kept: the projection with query, key and value, the output, and one float32 log-sum-exp for each query."""
+    with virtual_gpu(CardRules()) as gpu, MinimalTracer(gpu) as tracer, compiled_kernels(print):
+        net = Attends().to("cuda", torch.bfloat16)
+        x = torch.zeros((4, 256, 128), device="cuda", dtype=torch.bfloat16)
+        net.compile()
+        kept, _, backward = traced_bytes(net, x, tracer)
+        assert gpu.assumptions.compiled == {PLANNED}
+    rows = 4 * 256
+    out, log_sum = rows * 128 * 2, rows * 4 * 4
+    assert kept == pytest.approx(3 * out + out + log_sum, abs=4096)
+    assert backward - kept >= 3 * out + log_sum

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from memfit.device.virtual.assumptions import EAGER, PLANNED
 from memfit.device.virtual.backend import NAME
-from memfit.device.virtual.compiled_regions import CompiledRegion, RegionCompiler, compile_module, compiled_region
+from memfit.device.virtual.compiled_regions import (
+    CompiledCall,
+    CompiledRegion,
+    RegionCompiler,
+    called_module,
+    compile_module,
+    compiled_region,
+)
 from memfit.device.virtual.inductor_plan import CompiledKernel, compiled_plan
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import is_traceable_wrapper_subclass, tree_flatten, tree_unflatten
@@ -108,6 +115,21 @@ def _allocate(kernels: tuple[CompiledKernel, ...]) -> None:
             del held[name]
 
 
+def _noted(made: Any, note: Callable[[str], None]) -> Any:
+    """What torch.compile made with options that no plan has, noted as EAGER where it is called from eager code."""
+    if isinstance(made, nn.Module):
+        note(EAGER)
+        return made
+
+    @functools.wraps(made)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            note(EAGER)
+        return made(*args, **kwargs)
+
+    return call
+
+
 @contextmanager
 def compiled_functions(note: Callable[[str], None]) -> Iterator[None]:
     """A context in which what is compiled takes the memory that inductor's code takes.
@@ -126,11 +148,12 @@ def compiled_functions(note: Callable[[str], None]) -> Iterator[None]:
         if not is_inductor:
             return made
         if not options.keys() <= _PLANNED_OPTIONS or options.get("mode") not in (None, "default"):
-            note(EAGER)
-            return made
+            return _noted(made, note)
         if isinstance(model, nn.Module):
             compile_module(compiler, model, made, compile_, note)
             return made
+        if (module := called_module(model)) is not None:
+            return CompiledCall(compiler, module, compile_, note)
         region = compiled_region(compiler, model, compile_, note)
         if isinstance(model, FunctionType) and model.__closure__ is None:
             return CompiledFunction(model, region)
@@ -142,10 +165,9 @@ def compiled_functions(note: Callable[[str], None]) -> Iterator[None]:
 
 def note_calls(made: Any, note: Callable[[str], None]) -> bool:
     """Has each call of what torch.compile made noted as PLANNED or EAGER; False where that is not known."""
-    region = (
-        made if isinstance(made, CompiledFunction | CompiledRegion) else getattr(made, "__dict__", {}).get("forward")
-    )
-    if not isinstance(region, CompiledFunction | CompiledRegion):
+    kinds = CompiledFunction | CompiledRegion | CompiledCall
+    region = made if isinstance(made, kinds) else getattr(made, "__dict__", {}).get("forward")
+    if not isinstance(region, kinds):
         return False
     region.noted_by.append(note)
     return True

@@ -2,7 +2,8 @@
 
 dynamo, AOTAutograd and its partition, which chooses what a backward is given and what it computes again, run as they
 are, on tensors without data; inductor's code then takes the place of the function (``inductor_code.py``). A function
-that is not one graph (it asks for data, prints, or calls what dynamo does not know) runs as it was written.
+that is not one graph (it asks for data, prints, or calls what dynamo does not know) runs as it was written. Hooks of a
+module whose ``compile`` was called run around its code, on the virtual device.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from torch.compiler import set_stance
 from memfit.device.virtual.assumptions import EAGER, PLANNED
 from memfit.device.virtual.inductor_code import joint_passes_on_the_host, run_graph
 from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.redirect import redirected
+from memfit.torch_compat import tree_map_only
+from memfit.torch_compat.attributes import MODULE_CALL
 
 
 class RegionCompiler:
@@ -73,6 +77,21 @@ def _random_state() -> Tensor:
     return torch.empty(16, dtype=torch.uint8, device="cpu")
 
 
+def _on_the_device(run_node: Callable[..., Any]) -> Callable[..., Any]:
+    """dynamo's run of one node, which computes its shape, where a node that names cuda is on the virtual device."""
+
+    def run(tracer: Any, node: Any, args: Any, kwargs: Any, nnmodule: Any) -> Any:
+        node.args, node.kwargs = tree_map_only(DEVICES, redirected, (node.args, node.kwargs))
+        args, kwargs = tree_map_only(DEVICES, redirected, (args, kwargs))
+        return run_node(tracer, node, args, kwargs, nnmodule)
+
+    return run
+
+
+DEVICES = (str, torch.device)
+"""What names a device among a node's arguments."""
+
+
 class CompiledRegion:
     """A function that torch.compile was given: called as what inductor makes of it, or as it was written."""
 
@@ -113,12 +132,13 @@ class CompiledRegion:
             note(how)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
-        from memfit.torch_compat.inductor import Modes, compiler_settings
+        from memfit.torch_compat.inductor import Modes, compiler_settings, dynamo_nodes
 
         compiler = self.compiler
         compiler.modes, compiler.is_running = Modes(), False
         try:
-            with compiler.modes.left(), set_stance("default"), compiler_settings():
+            nodes = replaced(dynamo_nodes, run_node=_on_the_device(dynamo_nodes.run_node))
+            with compiler.modes.left(), set_stance("default"), compiler_settings(), nodes:
                 return self.planned(*args, **kwargs)
         finally:
             compiler.modes = None
@@ -139,3 +159,33 @@ def compile_module(
     planned = compile_(module, backend=compiler, fullgraph=True, dynamic=False)
     made.forward = region = CompiledRegion(compiler, planned.forward, made.forward, note)
     return region
+
+
+class CompiledCall:
+    """The call of a module whose ``compile`` was called: its hooks run as they were written, its forward is compiled.
+
+    So does torch: it compiles no frame of ``Module._call_impl``, nor of the hooks of ``fully_shard``, which allocate.
+    """
+
+    def __init__(
+        self, compiler: RegionCompiler, module: nn.Module, compile_: Callable[..., Any], note: Callable[[str], None]
+    ) -> None:
+        self.module, self.region = module, compiled_region(compiler, module.forward, compile_, note)
+        self.noted_by = self.region.noted_by
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module."""
+        held = vars(self.module)
+        before = {name: held[name] for name in ("forward",) if name in held}
+        held["forward"] = self.region
+        try:
+            return getattr(self.module, MODULE_CALL)(*args, **kwargs)
+        finally:
+            del held["forward"]
+            held.update(before)
+
+
+def called_module(function: Any) -> nn.Module | None:
+    """The module of which a function is the whole call, hooks included, as ``Module.compile`` compiles it."""
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, nn.Module) and getattr(function, "__name__", "") == MODULE_CALL else None

@@ -84,6 +84,11 @@ def _quietly(function: Callable[..., Any], quiet: Quiet) -> Callable[..., Any]:
     return call
 
 
+def _current_stream(device: Any = None) -> Any:
+    """Of ``torch.accelerator``; dynamo refuses a function that is ``torch.cuda.current_stream`` too."""
+    return backend.current_stream(device)
+
+
 @contextlib.contextmanager
 def fake_world(
     world: int, *, rank: int = 0, quiet: Quiet = contextlib.nullcontext, mesh: str | None = None
@@ -109,7 +114,7 @@ def fake_world(
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(Tensor, record_stream=lambda self, stream: None))
         if backend.is_inside():
-            stack.enter_context(replaced(torch.accelerator, current_stream=backend.current_stream))
+            stack.enter_context(replaced(torch.accelerator, current_stream=_current_stream))
         stack.enter_context(replaced(DeviceMesh, **arithmetic))
         stack.enter_context(replaced(ShardingPropagator, **shapes))
         stack.enter_context(replaced(fsdp_param, **{CHUNKS: Chunks}))

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual.backend import NAME
+from memfit.device.virtual.flex_kernels import replace_flex_attention
 from memfit.device.virtual.inductor_plan import card_answers
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import FakeTensor, tree_map_only
@@ -73,6 +74,7 @@ def run_graph(graph: Any, inputs: Sequence[Any], **flags: bool) -> Callable[[lis
                 else each
                 for each in inputs
             ]
+        replace_flex_attention(graph)
         finish_graph(graph, like, mode)
         with virtualized.V.set_fake_mode(mode), _card_type(GPU_TYPES):
             last_passes(graph, is_inference=flags["is_inference"])

@@ -162,7 +162,7 @@ def _nbytes(layout: Any) -> int:
 @contextmanager
 def card_answers() -> Iterator[None]:
     """A context in which inductor believes that there are Triton and a card."""
-    from memfit.torch_compat.inductor import CudaInterface, aot_autograd, scheduling, triton_questions
+    from memfit.torch_compat.inductor import CudaInterface, aot_autograd, code_cache, scheduling, triton_questions
 
     asked: dict[str, Any] = {
         "get_device_properties": lambda device=None: _PROPERTIES,
@@ -174,6 +174,8 @@ def card_answers() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced(scheduling, has_triton=lambda *args: True))
         stack.enter_context(replaced(triton_questions, triton_hash_with_backend=lambda: ""))
+        if hasattr(code_cache, "triton_key"):
+            stack.enter_context(replaced(code_cache, triton_key=lambda: ""))
         stack.enter_context(replaced(aot_autograd, preserve_rng_state=nullcontext))
         stack.enter_context(replaced(torch.cuda, **asked))
         stack.enter_context(replaced(CudaInterface, **of_class))

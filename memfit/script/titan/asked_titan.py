@@ -21,7 +21,14 @@ from memfit.script.command import torchrun_variables
 from memfit.script.launch import free_host_bytes, trace_script
 from memfit.script.outcome import ScriptCommand, TraceRequest
 from memfit.script.titan.describe import Description, describe_target
-from memfit.script.titan.target import DEGREES, TitanTarget, ranks_of, titan_mesh
+from memfit.script.titan.target import (
+    DEGREES,
+    TitanTarget,
+    allocator_of,
+    ranks_of,
+    titan_mesh,
+    without_variables,
+)
 
 WITHOUT_GRAPHS = "CUDA graphs are off (training.disable_cuda_graphs): their memory pool is not modelled"
 _STEPS, _SECONDS, _NODE = 2, 3600.0, 8
@@ -43,11 +50,11 @@ class AskedTitan(AskedJob):
         super().__init__(name, self._no_job)
         if mesh is not None:
             mesh = titan_mesh(mesh)
-            mesh = titan_mesh(mesh)
             sizes = {degree: getattr(mesh, dimension) for dimension, degree in DEGREES.items()}
             target = target.changed({f"parallelism.{degree}": size for degree, size in sizes.items()})
             world = ranks_of(mesh)
-        self._target, self._asked_world = target, world
+        self._target, self._variables = without_variables(target)
+        self._allocator, self._asked_world = allocator_of(self._variables), world
 
     @cached_property
     def description(self) -> Description:
@@ -58,7 +65,7 @@ class AskedTitan(AskedJob):
         """
         described = describe_target(self._target)
         for what, write in described.not_modelled.items():
-            raise InputError(self.name, f"{what} is not modelled, so a prediction is not validated", write)
+            raise InputError(self.name, f"{what} is not modelled", write)
         if not described.makes_rows:
             why = f"it reads {described.loader}; memfit makes up rows of tokens alone"
             raise InputError(self.name, why, "write a configuration that trains on text")
@@ -122,10 +129,12 @@ class AskedTitan(AskedJob):
         traces = {rank: self._rank(rank, shape, device, facts)}
         reason = _FIRST if asked is None and self.world > 1 else ""
         return TracedQuestion(
-            settings={"training.seq_len": self.description.length, **self._target.changes}, shape=shape,
+            settings={"training.seq_len": self.description.length, **self._target.changes, **self._variables},
+            shape=shape,
             unit=self.facts.unit,
             nets=self.facts.nets, checkpointing={}, engine="torchtitan", world=self.world, traces=traces,
-            allocator="default", facts=device_facts(device, facts), mesh=self.mesh.sizes(), rank_reason=reason,
+            allocator=self._allocator, facts=device_facts(device, facts), mesh=self.mesh.sizes(), rank_reason=reason,
+            not_validated=self.description.not_validated,
         )  # fmt: skip
 
     def _rank(self, rank: int, shape: Shape, device: Device, facts: set[str]) -> Trace:

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ class Description:
         length: tokens of a row.
         backend: how parameters are laid out over ranks, ``parallelism.spmd_backend``.
         not_modelled: settings that memfit does not model, and what to write for them.
+        not_validated: what is predicted and was not measured: a line for each, with what its bytes rest on.
         loader: the class of the data loader.
         makes_rows: whether rows of tokens can stand for what that loader gives.
         has_pipelines: whether this torch's schedules take micro-batches as torchtitan gives them.
@@ -46,6 +47,7 @@ class Description:
     length: int
     backend: str
     not_modelled: Mapping[str, str]
+    not_validated: tuple[str, ...]
     loader: str
     makes_rows: bool
     has_pipelines: bool
@@ -74,7 +76,8 @@ def describe_target(target: TitanTarget) -> Description:
         raise InputError(seen, f"torchtitan could not be asked for it: {last}", "mend its installation") from None
     if "error" in answer:
         raise InputError(*answer["error"])
-    return Description(**{**answer, "net": NetSize(**answer["net"])})
+    lines = tuple(answer["not_validated"])
+    return Description(**{**answer, "net": NetSize(**answer["net"]), "not_validated": lines})
 
 
 def main() -> None:
@@ -109,6 +112,7 @@ def _described(target: TitanTarget) -> Description:
             length=config.training.seq_len,
             backend=config.parallelism.spmd_backend,
             not_modelled=_not_modelled(config),
+            not_validated=tuple(_not_validated(config)),
             loader=config.dataloader._owner.__name__,
             makes_rows=any(isinstance(config.dataloader, kind.Config) for kind in texts),
             has_pipelines="arg_mbs" in inspect.signature(PipelineScheduleSingle.step).parameters,
@@ -123,17 +127,25 @@ _TEXT_LOADERS = ("HuggingFaceTextDataLoader", "InterleavedHuggingFaceTextDataLoa
 
 
 def _not_modelled(config: Any) -> dict[str, str]:
-    """Settings of which memfit has no measured run and no model, and what to write."""
+    """Settings of which memfit has no model, and what to write."""
     from torchtitan.components.quantization.utils import has_quantization
 
     refused = {}
-    if config.compile.enable:
-        refused["compiled memory (compile.enable)"] = "write --set compile.enable=false"
     if has_quantization(config.model_spec.model):
         refused["memory of quantized layers (Float8, MXFP8, NVFP4)"] = "name a configuration without them"
     if config.comm.mode != "default":
         refused[f"comm.mode={config.comm.mode}"] = "write --set comm.mode=default"
     return refused
+
+
+def _not_validated(config: Any) -> Iterator[str]:
+    """Lines about settings of which memfit has a model and no measured run."""
+    if config.compile.enable:
+        parts, backend = " and ".join(config.compile.components), config.compile.backend
+        rest = "are those that the code of torch's inductor allocates"
+        if backend != "inductor":
+            rest = f"were traced as eager, since memfit does not model the backend {backend}"
+        yield f"no compiled run was measured (compile.enable, {parts}); compiled bytes {rest}"
 
 
 def _net(config: Any) -> NetSize:

@@ -11,6 +11,7 @@ from typing import Any
 from memfit import toml
 from memfit.errors import InputError
 from memfit.mesh import MeshShape
+from memfit.replay.allocator_config import AllocatorConfig
 
 PREFIX = "torchtitan:"
 DEGREES = {
@@ -43,6 +44,32 @@ class TitanTarget:
     def to_json(self) -> str:
         """As one argument of a command."""
         return json.dumps(asdict(self))
+
+
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables of a launch that --set takes beside settings; before torch 2.9 the allocator's is the second."""
+
+
+def without_variables(target: TitanTarget) -> tuple[TitanTarget, dict[str, Any]]:
+    """The target's settings, and the variables among them."""
+    variables = {name: value for name, value in target.changes.items() if name in VARIABLES}
+    changes = {name: value for name, value in target.changes.items() if name not in VARIABLES}
+    return replace(target, changes=changes), variables
+
+
+def allocator_of(variables: Mapping[str, Any]) -> str:
+    """How the card's allocator makes its segments, as ``TracedQuestion.allocator`` has it.
+
+    Raises:
+        InputError: a setting of the allocator beside expandable_segments, or none that PyTorch knows.
+    """
+    for name, value in variables.items():
+        config = AllocatorConfig.parse(value)
+        if replace(config, expandable_segments=False) != AllocatorConfig():
+            write = f"write {name}=expandable_segments:True or False"
+            raise InputError(f"{name}={value}", "only expandable_segments is replayed here", write)
+        return "expandable_segments" if config.expandable_segments else "default"
+    return "default"
 
 
 def titan_mesh(mesh: MeshShape) -> MeshShape:

@@ -6,7 +6,7 @@ import pytest
 
 from memfit.errors import InputError
 from memfit.mesh import MeshShape
-from memfit.script.titan.target import parse_target, ranks_of, target_from_json
+from memfit.script.titan.target import allocator_of, parse_target, ranks_of, target_from_json, without_variables
 
 TOML = """
 dump_folder = "here"
@@ -40,6 +40,16 @@ def test_set_changes_what_the_file_says(tmp_path: Path) -> None:
         "loss.loss_fn.x": True,
     }  # fmt: skip
     assert target_from_json(target.to_json()) == target
+
+
+def test_the_allocator_s_variable_is_no_setting_of_the_configuration() -> None:
+    asked = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "training.steps": "3"}
+    target, variables = without_variables(parse_target("torchtitan:llama3_8b", None, asked))
+    assert dict(target.changes) == {"training.steps": "3"}
+    assert allocator_of(variables) == "expandable_segments"
+    assert allocator_of({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}) == allocator_of({}) == "default"
+    with pytest.raises(InputError, match="only expandable_segments is replayed here"):
+        allocator_of({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"})
 
 
 @pytest.mark.parametrize(

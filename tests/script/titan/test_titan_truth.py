@@ -43,9 +43,10 @@ def real_peak(world: int, operators: str) -> int:
         opened.bind(("127.0.0.1", 0))
         port = str(opened.getsockname()[1])
     ranks = []
+    path = os.pathsep.join((str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")))
     for rank in range(world):
         environment = {
-            **os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+            **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
             **torchrun_variables(world, world, rank), "MASTER_PORT": port,
         }  # fmt: skip
         run = [sys.executable, str(HERE / "run_for_real.py"), f"real{rank}.json", operators, SCRIPT]
