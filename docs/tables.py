@@ -337,14 +337,14 @@ def titan_text() -> str:
 
 
 def titan_trainer() -> str:
-    """Llama 3.1 8B by torchtitan's own trainer, beside the row that it published for an older version."""
+    """Llama 3.1 8B by torchtitan's own trainer, beside rows that were published for older versions."""
     stored = result("titan_trainer")
     rows = []
     for name, row in stored["steps"].items():
         ranks = row["mesh"]["dp_shard"]
-        compared = name == "the loss in one piece"
-        published = f"{stored['published']:g}" if compared else "-"
-        error = f"{row['reserved_bytes'] / GIB / stored['published'] - 1:+.1%}" if compared else "-"
+        figure = stored["published"].get(name)
+        published = "-" if figure is None else f"{figure:g}"
+        error = "-" if figure is None else f"{row['reserved_bytes'] / GIB / figure - 1:+.1%}"
         predicted = [f"{row[size] / GIB:.2f}" for size in ("allocated_bytes", "reserved_bytes")]
         rows.append([name, ranks, *predicted, published, error])
     return table(["step", "ranks", "allocated GiB", "reserved GiB", "published GiB", "error"], rows)
