@@ -1,4 +1,5 @@
-"""Kernels that a library compiles for the card at run time: those of FlexAttention and of DeepSpeed's optimizers.
+"""Kernels that a library compiles for the card at run time: those of FlexAttention, of DeepSpeed's optimizers, and
+those of Triton that are operators of torch.
 
 A trace cannot compile them. It replaces kernels whose memory is known from their documented interface.
 """
@@ -13,9 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from memfit.device.virtual import managed_memory
+from memfit.device.virtual.hybrid_mode import HybridMode
 from memfit.device.virtual.patching import replaced
 from memfit.script import flex_attention
 from memfit.script.import_hooks import on_import
+from memfit.script.tracer import ScriptTracer
+from memfit.torch_compat.triton_kernels import pass_triton_kernels
 
 
 def _noting(get_paged: Callable[..., Tensor], note: Callable[[str], None]) -> Callable[..., Tensor]:
@@ -51,6 +55,8 @@ def compiled_kernels(note: Callable[[str], None]) -> Iterator[None]:
         note(f"DeepSpeed's kernels {builder.name!r} were not run: they are assumed to work in place")
         return _Kernels()
 
+    for mode in (HybridMode, ScriptTracer):
+        pass_triton_kernels(mode)
     with ExitStack() as stack:
 
         def flex(module: Any) -> tuple[Any, dict[str, Any]]:

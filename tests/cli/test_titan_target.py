@@ -14,6 +14,7 @@ from tests.cli.asking import Run, is_one_line, really
 
 PRESENT = is_installed("torchtitan")
 needs_torchtitan = pytest.mark.skipif(not PRESENT, reason="torchtitan is not installed: pip install 'memfit[titan]'")
+needs_torchao = pytest.mark.skipif(not is_installed("torchao"), reason="torchao is not installed: pip install torchao")
 AT = ("predict", "torchtitan:llama3_debugmodel", "--device", "h100")
 SMALL = ("--micro-batch", "2", "--set", "training.seq_len=256", "--set", "parallelism.spmd_backend=full_dtensor")
 
@@ -99,6 +100,37 @@ def test_a_compiled_configuration_is_predicted_and_says_that_it_is_not_validated
 
 
 @needs_torchtitan
+@pytest.mark.skipif(is_installed("torchao"), reason="torchao is installed")
+def test_without_torchao_float8_says_what_to_install() -> None:
+    is_one_line(
+        really("predict", "torchtitan:llama3_debugmodel_float8", "--device", "h100"), "torchao is not installed"
+    )
+
+
+@needs_torchtitan
+@needs_torchao
+@pytest.mark.slow
+def test_float8_is_predicted_with_torchao_s_tensors_and_says_that_it_is_not_validated() -> None:
+    code, out, err = really("predict", "torchtitan:llama3_debugmodel_float8", "--device", "h100", *SMALL, "--json")
+    assert code == 0, err
+    (line,) = json.loads(out)["not_validated"]
+    assert line.startswith("no run with quantized layers was measured")
+    code, _, err = really("predict", "torchtitan:llama3_debugmodel_float8", "--device", "a100-80gb", *SMALL)
+    assert code == 2
+    assert "only supported on NVIDIA SM89 or later" in err
+
+
+@needs_torchtitan
+@needs_torchao
+@pytest.mark.skipif(is_installed("triton"), reason="triton is installed")
+@pytest.mark.slow
+def test_layers_whose_kernels_are_triton_s_say_so() -> None:
+    code, _, err = really("predict", "torchtitan:deepseek_v3_debugmodel_mxfp8", "--device", "b200", *SMALL)
+    assert code == 2
+    assert "install triton" in err
+
+
+@needs_torchtitan
 @pytest.mark.slow
 def test_segments_that_expand_are_replayed_where_the_launch_has_them() -> None:
     plain, expanding = answer(), answer("--set", "PYTORCH_ALLOC_CONF=expandable_segments:True")
@@ -111,10 +143,6 @@ def test_segments_that_expand_are_replayed_where_the_launch_has_them() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ("torchtitan:llama3_debugmodel_float8_emulate_lora",),
-            "not modelled; name a configuration without" if is_installed("torchao") else "torchao is not installed",
-        ),
         (("torchtitan:flux_debugmodel",), "it reads FluxDataLoader"),
         (("torchtitan:llama3_8b", "--world", "3", "--mesh", "tp=2"), "the mesh has 2 ranks"),
         (("torchtitan:llama3_70b", "--world", "4"), "its degrees"),

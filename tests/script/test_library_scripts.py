@@ -72,6 +72,19 @@ def test_flex_attention_keeps_no_scores(options: str, noted: str, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_a_triton_kernel_that_is_an_operator_does_nothing(tmp_path: Path) -> None:
+    start = "start(kernel_idx=0, constant_args_idx=0, grid=[(1,)], tma_descriptor_metadata={}, kwargs={'out': out})\n"
+    script = (
+        "import torch\n"
+        "from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation as start\n"
+        "net = torch.nn.Linear(64, 64).cuda()\n" + OPTIMIZER + "out = torch.zeros(4, device='cuda')\n"
+        + LOOP.format(loss="net(torch.ones(2, 64).cuda()).sum()") + f"    {start}"
+    )  # fmt: skip
+    code, _, said = traced(tmp_path, written(tmp_path, script))
+    assert code == 0, said
+
+
+@pytest.mark.slow
 def test_lazy_modules_get_their_shapes_on_the_card(tmp_path: Path) -> None:
     code, answer, said = traced(tmp_path, written(tmp_path, LAZY))
     assert code == 0, said

@@ -175,12 +175,16 @@ def _is_kept(statement: ast.stmt, names: dict[str, Any]) -> bool:
     )
 
 
+_CHECKS = ("assert_size_stride", "assert_alignment", "assert_tensor_metadata", "run_intermediate_hooks")
+"""Functions of inductor's code that allocate nothing; the third from torch 2.14 on."""
+
+
 def _names() -> dict[str, Any]:
     """What inductor's code imports and binds before its functions."""
     from memfit.torch_compat.inductor import extern_kernels
 
     cuda = SimpleNamespace(_DeviceGuard=nullcontext, set_device=_nothing, synchronize=_nothing)
-    nothing = dict.fromkeys(("assert_size_stride", "assert_alignment", "run_intermediate_hooks"), _nothing)
+    nothing = dict.fromkeys(_CHECKS, _nothing)
     return nothing | {
         "torch": SimpleNamespace(**{**vars(torch), "cuda": cuda, "ops": _Operators()}),
         "aten": torch.ops.aten,

@@ -141,8 +141,9 @@ class AskedTitan(AskedJob):
         """One rank's trace; ``facts`` gets what it asked of the card."""
         outcome = trace_script(self.request(rank, shape, device))
         if outcome.error is not None:
-            write = outcome.error.hint or "change the settings that it names"
-            raise InputError(self.name, outcome.error.summary, write)
+            raise InputError(
+                self.name, outcome.error.summary, outcome.error.hint or _what_to_write(outcome.error.summary)
+            )
         if outcome.trace is None or outcome.windows < _STEPS:
             write = "write more steps (--set training.steps=10)"
             raise InputError(self.name, f"it was not traced to two complete steps ({outcome.ended})", write)
@@ -180,6 +181,13 @@ class AskedTitan(AskedJob):
 
     def _no_job(self) -> Job:
         raise InputError(self.name, "a configuration of torchtitan has no such question", "write a job (docs/job.md)")
+
+
+def _what_to_write(summary: str) -> str:
+    """What a person does about an error of torchtitan: kernels of MXFP8 and NVFP4 are Triton's, or other packages'."""
+    if "triton" in summary.lower() and not is_installed("triton"):
+        return "install triton, whose kernels these layers start"
+    return "install what it names" if "install" in summary else "change the settings that it names"
 
 
 _FIRST = "rank 0 was traced: tensors are cut by ceiling division, first parts are largest"

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from memfit.device.virtual.patching import replaced
 from memfit.errors import InputError, install_extra, is_installed
 from memfit.planner.prediction import NetSize
 from memfit.script.launch import script_environment
@@ -102,7 +103,8 @@ def _described(target: TitanTarget) -> Description:
         import torchtitan
         from torchtitan.hf_datasets import text_datasets
 
-        config = load_config(target)
+        with replaced(torch.cuda, is_available=lambda: True, get_device_capability=lambda *device: _CAPABILITY):
+            config = load_config(target)
         texts = [kind for name in _TEXT_LOADERS if (kind := getattr(text_datasets, name, None)) is not None]
         return Description(
             module=config.model_spec.name,
@@ -122,17 +124,16 @@ def _described(target: TitanTarget) -> Description:
         )
 
 
+_CAPABILITY = (10, 0)
+"""Of the card that a configuration is told of here: it has every format. The traced one is told of the card that was
+asked for."""
 _TEXT_LOADERS = ("HuggingFaceTextDataLoader", "InterleavedHuggingFaceTextDataLoader", "ChatDataLoader")
 """Loaders of torchtitan that give rows of tokens."""
 
 
 def _not_modelled(config: Any) -> dict[str, str]:
     """Settings of which memfit has no model, and what to write."""
-    from torchtitan.components.quantization.utils import has_quantization
-
     refused = {}
-    if has_quantization(config.model_spec.model):
-        refused["memory of quantized layers (Float8, MXFP8, NVFP4)"] = "name a configuration without them"
     if config.comm.mode != "default":
         refused[f"comm.mode={config.comm.mode}"] = "write --set comm.mode=default"
     return refused
@@ -140,12 +141,19 @@ def _not_modelled(config: Any) -> dict[str, str]:
 
 def _not_validated(config: Any) -> Iterator[str]:
     """Lines about settings of which memfit has a model and no measured run."""
+    from torchtitan.components.quantization.utils import has_quantization
+
     if config.compile.enable:
         parts, backend = " and ".join(config.compile.components), config.compile.backend
         rest = "are those that the code of torch's inductor allocates"
         if backend != "inductor":
             rest = f"were traced as eager, since memfit does not model the backend {backend}"
         yield f"no compiled run was measured (compile.enable, {parts}); compiled bytes {rest}"
+    if has_quantization(config.model_spec.model):
+        yield (
+            "no run with quantized layers was measured; their bytes are those of the tensors that torchao and "
+            "torchtitan make, without what their kernels take"
+        )
 
 
 def _net(config: Any) -> NetSize:

@@ -1,6 +1,7 @@
 """torchtitan's own trainer with its debug model on the CPU: python titan_on_cpu.py
 
 Attention is torch's own, since FlexAttention has no backward on the CPU. With WORLD_SIZE and RANK, one rank of FSDP.
+With TITAN_FLOAT8=1, torchao's Float8 layers in its emulation, which a CPU runs.
 """
 
 import os
@@ -30,9 +31,14 @@ with importable():
         if name.startswith("torchtitan") and getattr(module, "device_type", None) == "cuda":
             module.device_type, module.device_module = "cpu", SimpleNamespace(**MONITOR)
     config = llama3_debugmodel()
+    if os.environ.get("TITAN_FLOAT8") == "1":
+        from torchtitan.components.quantization import Float8LinearConverter
+        from torchtitan.models.llama3 import model_registry
+
+        config.model_spec = model_registry("debugmodel", converters=[Float8LinearConverter.Config(emulate=True)])
     for layer in config.model_spec.model.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
-    config.training.local_batch_size, config.training.seq_len, config.training.steps = 2, 128, 3
+    config.training.local_batch_size, config.training.seq_len, config.training.steps = 2, 1024, 3
     config.parallelism.spmd_backend = "full_dtensor"
     stand_in(config)
     trainer = config.build()

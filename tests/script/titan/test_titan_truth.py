@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from memfit.errors import is_installed
 from memfit.script.command import parse_command, torchrun_variables
 from memfit.script.launch import trace_script
 from memfit.script.outcome import TraceRequest
@@ -20,14 +21,16 @@ pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip insta
 HERE = Path(__file__).parents[1]
 SCRIPT = str(HERE / "samples" / "titan_on_cpu.py")
 BOUND = 0.01
+needs_torchao = pytest.mark.skipif(not is_installed("torchao"), reason="torchao is not installed: pip install torchao")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2])
-def test_the_trace_has_the_bytes_of_a_real_rank(world: int, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(("world", "float8"), [(1, "0"), (2, "0"), pytest.param(1, "1", marks=needs_torchao)])
+def test_the_trace_has_the_bytes_of_a_real_rank(world: int, float8: str, tmp_path: Path, monkeypatch) -> None:
     from dataclasses import replace
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TITAN_FLOAT8", float8)
     command = replace(parse_command(["python", SCRIPT]), world=world, environment=torchrun_variables(world, world, 0))
     outcome = trace_script(TraceRequest(command=command, device="cpu", memory_bytes=8 << 30, batches=1000))
     assert outcome.error is None, outcome.error.text
