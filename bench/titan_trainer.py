@@ -62,7 +62,8 @@ REACHED = {
     "muse_glimmer": f"torchtitan:muse_glimmer_debugmodel {SMALL} --world 2 {DTENSOR}",
     "kimi_k2_7": f"torchtitan:kimi_k2_5_debugmodel {SMALL} --world 2 {DTENSOR}",
     "qwen3_5": f"torchtitan:qwen35_debugmodel {SMALL} --world 2 {DTENSOR}",
-    "flux": f"torchtitan:flux_debugmodel {SMALL} --world 2 {DTENSOR}",
+    "flux": "torchtitan:flux_debugmodel --device h100 --micro-batch 2 --world 2 "
+    "--set parallelism.spmd_backend=partial_dtensor",
 }
 """One configuration of each model, and one of each kind of parallelism of one model."""
 SHOWN = ("allocated_bytes", "reserved_bytes", "process_bytes")

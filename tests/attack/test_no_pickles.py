@@ -24,6 +24,7 @@ WRITES_IN_PLACE = {
     "script/files.py": "patches what a script calls, in its sandbox",
     "script/namespaces.py": "the kernel's own files",
     "script/titan/describe.py": "answers on standard output",
+    "script/titan/images.py": "runs in the sandbox of a traced script, which keeps it off the disk",
     "script/worker.py": "answers through an open file",
     "show/scalars.py": "appends records",
     "train/checkpoint/checkpoints.py": "a folder that is renamed when it is whole",

@@ -67,7 +67,7 @@ class AskedTitan(AskedJob):
         for what, write in described.not_modelled.items():
             raise InputError(self.name, f"{what} is not modelled", write)
         if not described.makes_rows:
-            why = f"it reads {described.loader}; memfit makes up rows of tokens alone"
+            why = f"it reads {described.loader}; memfit makes up rows of tokens, and images of flux, alone"
             raise InputError(self.name, why, "write a configuration that trains on text")
         return described
 

@@ -34,7 +34,7 @@ class Description:
         not_modelled: settings that memfit does not model, and what to write for them.
         not_validated: what is predicted and was not measured: a line for each, with what its bytes rest on.
         loader: the class of the data loader.
-        makes_rows: whether rows of tokens can stand for what that loader gives.
+        makes_rows: whether rows of tokens, or images of flux, can stand for what that loader gives.
         has_pipelines: whether this torch's schedules take micro-batches as torchtitan gives them.
         net: the model's size.
         torch: the version of torch.
@@ -98,6 +98,7 @@ def _described(target: TitanTarget) -> Description:
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
     from memfit.script.titan.config import importable, load_config
+    from memfit.script.titan.images import image_tokens, reads_images
 
     with importable():
         import torchtitan
@@ -111,12 +112,12 @@ def _described(target: TitanTarget) -> Description:
             config=target.config,
             degrees={name: getattr(config.parallelism, degree) for name, degree in DEGREES.items()},
             batch=config.training.local_batch_size,
-            length=config.training.seq_len,
+            length=image_tokens(config) if reads_images(config) else config.training.seq_len,
             backend=config.parallelism.spmd_backend,
             not_modelled=_not_modelled(config),
             not_validated=tuple(_not_validated(config)),
             loader=config.dataloader._owner.__name__,
-            makes_rows=any(isinstance(config.dataloader, kind.Config) for kind in texts),
+            makes_rows=reads_images(config) or any(isinstance(config.dataloader, kind.Config) for kind in texts),
             has_pipelines="arg_mbs" in inspect.signature(PipelineScheduleSingle.step).parameters,
             net=_net(config),
             torch=torch.__version__,
@@ -143,6 +144,10 @@ def _not_validated(config: Any) -> Iterator[str]:
     """Lines about settings of which memfit has a model and no measured run."""
     from torchtitan.components.quantization.utils import has_quantization
 
+    from memfit.script.titan.images import reads_images
+
+    if reads_images(config):
+        yield "no run that reads images was measured; the frozen encoders have the sizes that were published"
     if config.compile.enable:
         parts, backend = " and ".join(config.compile.components), config.compile.backend
         rest = "are those that the code of torch's inductor allocates"

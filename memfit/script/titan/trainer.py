@@ -14,6 +14,7 @@ import torch
 
 from memfit.script.titan.balanced_experts import balance_experts
 from memfit.script.titan.config import importable, load_config
+from memfit.script.titan.images import reads_images, stand_in_images
 from memfit.script.titan.target import target_from_json
 
 
@@ -76,14 +77,17 @@ def stand_in(config: Any) -> None:
         def get_vocab_size(self) -> int:
             return 0
 
-    rows = Rows.Config(vocabulary=config.model_spec.model.vocab_size)
-    config.dataloader, config.tokenizer = rows, Tokenizer.Config()
+    if reads_images(config):
+        stand_in_images(config)
+    else:
+        config.dataloader = Rows.Config(vocabulary=config.model_spec.model.vocab_size)
+        config.tokenizer = Tokenizer.Config()
     config.profiler.enable_profiling = False
     config.metrics.enable_tensorboard = config.metrics.enable_wandb = False
     config.checkpoint.enable = False
     config.training.disable_cuda_graphs = True
     if config.validator.enable:
-        config.validator.dataloader, config.validator.steps = rows, 2
+        config.validator.dataloader, config.validator.steps = config.dataloader, 2
     utils.set_pg_timeouts = lambda *args, **kwargs: None
 
 
