@@ -17,7 +17,11 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from memfit.device.hardware.benchmarks import AllocatorEvents, _peaks
 
@@ -31,6 +35,8 @@ class Phases(TorchDispatchMode):
     ``torch.inference_mode`` is silently left at that context's end.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, events: AllocatorEvents) -> None:
         super().__init__()
         self._events = events
@@ -38,6 +44,11 @@ class Phases(TorchDispatchMode):
         self._depth = 0
         self._phase = ""
         self._marks = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """True: torch.compile compiles under this mode, which then sees no operators of compiled code."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -61,6 +72,8 @@ class Phases(TorchDispatchMode):
         self.mark(_LAST)
 
     def enter(self, module: nn.Module, *rest: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self._depth == 0 and torch._C._current_autograd_node() is None:
             if torch.is_grad_enabled():
                 if any(p.requires_grad for p in module.parameters()):
@@ -70,13 +83,15 @@ class Phases(TorchDispatchMode):
         self._depth += 1
 
     def leave(self, *rest: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self._depth -= 1
         if self._depth == 0 and not torch.is_grad_enabled():
             self.mark(_LAST)
 
     def around(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            nested = torch._C._current_autograd_node() is not None
+            nested = torch._C._current_autograd_node() is not None or is_compiled_now()
             if not nested:
                 self.mark(_BEGIN + name)
             result = function(*args, **kwargs)
@@ -87,10 +102,17 @@ class Phases(TorchDispatchMode):
         return call
 
 
+def is_compiled_now() -> bool:
+    """Whether torch.compile traces a graph: other modes than ``Phases`` are active."""
+    return any(not isinstance(mode, Phases) for mode in _get_current_dispatch_mode_stack())
+
+
 def without_modes(run_backward: Callable[..., Any]) -> Callable[..., Any]:
     """A backward that adds gradients in place, as autograd does where no dispatch mode is active."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if is_compiled_now():
+            return run_backward(*args, **kwargs)
         with _disable_current_modes():
             return run_backward(*args, **kwargs)
 
@@ -139,4 +161,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # torch.compile looks globals of hooks up in the module of their name, and "__main__" is the script while it runs.
+    from tests.script import run_for_real
+
+    run_for_real.main()

@@ -1,7 +1,8 @@
 """torchtitan's own trainer with its debug model on the CPU: python titan_on_cpu.py
 
 Attention is torch's own, since FlexAttention has no backward on the CPU. With WORLD_SIZE and RANK, one rank of FSDP.
-With TITAN_FLOAT8=1, torchao's Float8 layers in its emulation, which a CPU runs.
+With TITAN_FLOAT8=1, torchao's Float8 layers in its emulation, which a CPU runs. With TITAN_COMPILE=1, blocks and loss
+are compiled.
 """
 
 import os
@@ -40,6 +41,7 @@ with importable():
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
     config.training.local_batch_size, config.training.seq_len, config.training.steps = 2, 1024, 3
     config.parallelism.spmd_backend = "full_dtensor"
+    config.compile.enable = os.environ.get("TITAN_COMPILE") == "1"
     stand_in(config)
     trainer = config.build()
     for module in trainer.model_parts[0].modules():

@@ -2,17 +2,20 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from memfit.errors import is_installed
 from memfit.script.command import parse_command, torchrun_variables
 from memfit.script.launch import trace_script
 from memfit.script.outcome import TraceRequest
+from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
 from testing.truth import operator_names
 
@@ -21,16 +24,27 @@ pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip insta
 HERE = Path(__file__).parents[1]
 SCRIPT = str(HERE / "samples" / "titan_on_cpu.py")
 BOUND = 0.01
+needs_compiler = pytest.mark.skipif(
+    release_number(torch.__version__) < (2, 14) or shutil.which("g++") is None,
+    reason="torch compiles blocks of DTensors from 2.14 on, and inductor compiles for the CPU with g++",
+)
 needs_torchao = pytest.mark.skipif(not is_installed("torchao"), reason="torchao is not installed: pip install torchao")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "float8"), [(1, "0"), (2, "0"), pytest.param(1, "1", marks=needs_torchao)])
-def test_the_trace_has_the_bytes_of_a_real_rank(world: int, float8: str, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("world", "variable"),
+    [
+        (1, ""), (2, ""), pytest.param(1, "TITAN_FLOAT8", marks=needs_torchao),
+        pytest.param(1, "TITAN_COMPILE", marks=needs_compiler), pytest.param(2, "TITAN_COMPILE", marks=needs_compiler),
+    ],
+)  # fmt: skip
+def test_the_trace_has_the_bytes_of_a_real_rank(world: int, variable: str, tmp_path: Path, monkeypatch) -> None:
     from dataclasses import replace
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TITAN_FLOAT8", float8)
+    if variable:
+        monkeypatch.setenv(variable, "1")
     command = replace(parse_command(["python", SCRIPT]), world=world, environment=torchrun_variables(world, world, 0))
     outcome = trace_script(TraceRequest(command=command, device="cpu", memory_bytes=8 << 30, batches=1000))
     assert outcome.error is None, outcome.error.text
