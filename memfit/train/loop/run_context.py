@@ -120,8 +120,6 @@ def make_micro_batch(
     def fetch() -> Any:
         batch = host.pop() if host else collated()
         seed_stream(seed, window, ids[0], LOSS)
-        if context.plan.device == "cpu":
-            return batch
         return on_device(batch, train_state.device) if context.copies is None else context.copies.copy(batch)
 
     units = None
