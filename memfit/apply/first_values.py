@@ -21,6 +21,7 @@ from memfit.engine.protocol import Engine
 from memfit.job import Job, Nets
 from memfit.torch_compat import FakeTensor
 from memfit.torch_compat.attributes import apply_to_tensors, local_tensor, own_buffers, own_parameters
+from memfit.torch_compat.distributed import is_strided
 
 
 def gives_first_values(job: Job) -> bool:
@@ -113,5 +114,15 @@ def _keep_part(part: Tensor, whole: Tensor | None) -> None:
         return
     if not isinstance(whole.data, FakeTensor):
         part.copy_(local_shard(whole.data, part))
-    elif any(placement.is_shard() for placement in getattr(part, "placements", ())):
-        torch.empty_like(local_tensor(part), device=whole.device)
+    elif isinstance(part, DTensor):
+        _cut_without_values(part, whole.data)
+
+
+def _cut_without_values(part: DTensor, whole: Tensor) -> None:
+    """Takes the bytes that ``distribute_tensor`` takes: dimension by dimension of the mesh a copy of the piece, and
+    before it, where pieces of a later dimension are apart, one of all in another order."""
+    for ranks, placement in zip(part.device_mesh.shape, part.placements, strict=True):
+        if placement.is_shard() or is_strided(placement):
+            ordered = torch.empty_like(whole) if is_strided(placement) else None
+            whole = whole.new_empty(-(-whole.numel() // ranks))
+            del ordered

@@ -72,6 +72,11 @@ def all_to_all_rows(rows: Tensor, received: list[int], sent: list[int], mesh: De
     return functional.wait_tensor(functional.all_to_all_single(rows, received, sent, mesh))
 
 
+def is_strided(placement: Any) -> bool:
+    """Whether a placement's pieces lie apart in the tensor: those of FSDP2 where a later dimension cuts it too."""
+    return type(placement).__name__ == "_StridedShard"
+
+
 def summed(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     """The sum of a tensor over the ranks of a mesh of one dimension."""
     return functional.wait_tensor(functional.all_reduce(tensor, "sum", mesh))
