@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
 
 from memfit.apply.buffer_snapshot import CannotRepeatError
 from memfit.apply.checkpointing import recompute
@@ -32,11 +31,11 @@ from memfit.train.launch.forked_copy import ForkedCopyGuard
 from memfit.train.launch.stop_signals import AbandonedError, Stop
 from memfit.train.loop.finite import NotFiniteError, check_gradients, check_state, not_finite_buffers
 from memfit.train.loop.memory_reports import MemoryReports
-from memfit.train.loop.metrics import WindowNumbers, check_finite, numbers_of, window_line
+from memfit.train.loop.metrics import EndedWindow, check_finite, lines_of_window, numbers_of
 from memfit.train.loop.monitor import Monitor
 from memfit.train.loop.phases import Phases
 from memfit.train.loop.preflight import largest, preflight_training, try_saving
-from memfit.train.loop.rank_report import RankReport, sum_of_ranks
+from memfit.train.loop.rank_report import RankReport
 from memfit.train.loop.run_context import (
     RunContext,
     make_micro_batch,
@@ -48,6 +47,7 @@ from memfit.train.loop.validations import Validations
 from memfit.train.recovery.failure import Failure, clear_frames, held_bytes, requested_bytes
 from memfit.train.recovery.recovery import GIVES_UP, Recovery
 from memfit.train.recovery.reduced_limits import ReducedLimits, StartAgainError
+from memfit.train.run_folder import Lines
 
 PROVEN_FROM = 64
 """Windows among which the largest micro-batch is looked for."""
@@ -81,17 +81,6 @@ class Position:
     window: int
     stepped: bool = False
     """Whether an optimizer has stepped in this window, which must then be finished."""
-
-
-class Ended(NamedTuple):
-    """What a window's line of metrics is made of, beside the reports of the ranks."""
-
-    window: Window
-    numbers: WindowNumbers
-    seconds: float
-    readings: dict[str, Any]
-    noise_scale: float | None
-    validation: dict[str, Any]
 
 
 class TrainingLoop:
@@ -201,7 +190,8 @@ class TrainingLoop:
             raise self._out_of_memory(number, error) from None
         seconds, numbers = time.perf_counter() - begin, numbers_of(result)
         readings = self._monitor.end(numbers.only_norm, self._recovery.retries)
-        ended = Ended(window, numbers, seconds, readings, self._monitor.noise_scale, self._validations.after(number))
+        noise, validation = self._monitor.noise_scale, self._validations.after(number)
+        ended = EndedWindow(window, numbers, seconds, readings, noise, validation)
         reports = gather(self._engine, self._report(result, readings["measured_process_bytes"]))
         if self._engine.rank == 0:
             context.folder.append_soon(partial(self._lines, ended, reports))
@@ -268,23 +258,10 @@ class TrainingLoop:
             measured_process_bytes=measured,
         )
 
-    def _lines(self, ended: Ended, reports: list[RankReport]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _lines(self, ended: EndedWindow, reports: list[RankReport]) -> Lines:
         """A window's lines of samples and metrics."""
-        shares = share_ranks(self._engine)
-        for number, rank in enumerate(shares):
-            yield "samples", {"window": ended.window.number, "rank": number, "ids": reports[rank].ids}
-        measured = {"noise_scale": ended.noise_scale, "alarm": self._monitor.alarm(ended.numbers.loss)}
-        yield (
-            "metrics",
-            {
-                **window_line(ended.window, ended.numbers, self._context.plan),
-                **ended.readings,
-                **measured,
-                **ended.validation,
-                **sum_of_ranks(reports, ended.seconds, shares),
-                **self._expected_bytes,
-            },
-        )
+        alarm = {"alarm": self._monitor.alarm(ended.numbers.loss), **self._expected_bytes}
+        return lines_of_window(ended, reports, share_ranks(self._engine), self._context.plan, alarm)
 
     def _preflight(self) -> None:
         """Tries each phase once, the largest first, after training, whose step makes the state that the others lie

@@ -1,14 +1,16 @@
-"""The line of metrics.jsonl that a window leaves."""
+"""The lines of metrics.jsonl and samples.jsonl that a window leaves."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memfit.apply.window import WindowResult
 from memfit.batch.windows import Window
 from memfit.errors import InputError
 from memfit.plan import Plan
+from memfit.train.loop.rank_report import RankReport, sum_of_ranks
 
 
 class WindowNumbers(NamedTuple):
@@ -36,6 +38,33 @@ def numbers_of(result: WindowResult) -> WindowNumbers:
     known = [value for value in losses.values() if value is not None]
     norms = {name: None if value is None else float(value) for name, value in result.norms.items()}
     return WindowNumbers(units, losses, sum(known) if known else None, norms, result.skipped)
+
+
+class EndedWindow(NamedTuple):
+    """What a window's line of metrics is made of, beside the reports of the ranks."""
+
+    window: Window
+    numbers: WindowNumbers
+    seconds: float
+    readings: dict[str, Any]
+    noise_scale: float | None
+    validation: dict[str, Any]
+
+
+def lines_of_window(
+    ended: EndedWindow, reports: Sequence[RankReport], shares: Sequence[int], plan: Plan, more: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A window's lines of samples, one for each share, and of metrics, with the names of their files.
+
+    Args:
+        reports: of all ranks.
+        shares: ranks that took samples of their own.
+        more: what else the line of metrics has.
+    """
+    for number, rank in enumerate(shares):
+        yield "samples", {"window": ended.window.number, "rank": number, "ids": reports[rank].ids}
+    line = window_line(ended.window, ended.numbers, plan) | ended.readings | {"noise_scale": ended.noise_scale}
+    yield "metrics", line | ended.validation | sum_of_ranks(reports, ended.seconds, shares) | dict(more)
 
 
 def window_line(window: Window, numbers: WindowNumbers, plan: Plan) -> dict[str, Any]:
