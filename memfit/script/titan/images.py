@@ -40,12 +40,14 @@ def image_tokens(config: Any) -> int:
     return int(side // trainer.PATCH_WIDTH * (side // trainer.PATCH_HEIGHT) + config.tokenizer.max_t5_encoding_len)
 
 
-def stand_in_images(config: Any) -> None:
+def stand_in_images(config: Any, tokenizer: Any) -> None:
     """Changes what a trace cannot have: images, texts, and the weights of the encoders. No validation runs, since it
     draws images and writes them.
+
+    Args:
+        tokenizer: the class that stands in for tokenizers.
     """
     from torchtitan.components.dataloader import BaseDataLoader
-    from torchtitan.components.tokenizer import BaseTokenizer
     from torchtitan.models.flux import trainer
 
     class Images(BaseDataLoader):
@@ -70,28 +72,9 @@ def stand_in_images(config: Any) -> None:
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
-    class Tokenizer(BaseTokenizer):
-        """Stands where the trainer holds its tokenizers; no text is read."""
-
-        @dataclass(kw_only=True, slots=True)
-        class Config(BaseTokenizer.Config):
-            max_t5_encoding_len: int = 256
-
-        def __init__(self, config: Config, **_: Any) -> None:
-            super().__init__()
-
-        def encode(self, *args: Any, **kwargs: Any) -> list[int]:
-            return []
-
-        def decode(self, *args: Any, **kwargs: Any) -> str:
-            return ""
-
-        def get_vocab_size(self) -> int:
-            return 0
-
     text = config.tokenizer.max_t5_encoding_len
     config.dataloader = Images.Config(img_size=config.dataloader.img_size, text=text)
-    config.tokenizer = Tokenizer.Config(max_t5_encoding_len=text)
+    config.tokenizer = tokenizer.Config(max_t5_encoding_len=text)
     config.validator.enable = False
     load = trainer.load_ae
     trainer.load_ae = lambda *args, **kwargs: load(*args, **(kwargs | {"random_init": True}))

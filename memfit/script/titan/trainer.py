@@ -62,7 +62,8 @@ def stand_in(config: Any) -> None:
 
         @dataclass(kw_only=True, slots=True)
         class Config(BaseTokenizer.Config):
-            pass
+            max_t5_encoding_len: int = 0
+            """Of flux alone."""
 
         def __init__(self, config: Config, **_: Any) -> None:
             super().__init__()
@@ -78,7 +79,7 @@ def stand_in(config: Any) -> None:
             return 0
 
     if reads_images(config):
-        stand_in_images(config)
+        stand_in_images(config, Tokenizer)
     else:
         config.dataloader = Rows.Config(vocabulary=config.model_spec.model.vocab_size)
         config.tokenizer = Tokenizer.Config()
