@@ -182,7 +182,7 @@ PARTS = {
         "memfit.engine.torch_optim_mixin:TorchOptimMixin.zero_grad",
     ],
     "lines of metrics and samples, written to disk": [
-        f"{LOOP}:numbers_of", f"{LOOP}:check_finite", f"{LOOP}:TrainingLoop._report",
+        f"{LOOP}:numbers_of", f"{LOOP}:TrainingLoop._report",
         f"{TRAIN}.run_folder:RunFolder.append_soon", f"{TRAIN}.run_folder:RunFolder.write_waiting",
     ],
     "random streams of reading and of the loss": [

@@ -55,7 +55,7 @@ class BufferSnapshot:
         if modes != self._modes or len(self._places) != sum(map(len, self._holders)) or self._has_learned:
             self._sort_places()
         held = self._held()
-        if any(tensor is None for tensor in held):
+        if type(None) in map(type, held):
             self._sort_places()
             held = self._held()
         before, self._kept = self._kept, {}

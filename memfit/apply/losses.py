@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memfit.apply.train_state import TrainState
 from memfit.engine.capabilities import CAPABILITIES
-from memfit.engine.collectives import Units
+from memfit.engine.collectives import NOTHING, Units
 from memfit.errors import InputError, describe, message_of
 from memfit.job import Turn
 from memfit.printable import shortened
@@ -33,7 +33,7 @@ class MicroBatch(NamedTuple):
     """False if it runs only so that this rank joins the collectives of the others; its gradients are zero."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class WindowUnits:
     """The units of a window's micro-batches, of one rank or of all ranks, as known before their forwards."""
 
@@ -47,7 +47,7 @@ class WindowUnits:
     def by(micro_batches: Sequence[MicroBatch]) -> WindowUnits:
         """Returns the units of these micro-batches."""
         counted = [micro for micro in micro_batches if micro.counts]
-        return WindowUnits(units=tuple(m.units for m in counted), padded=sum(m.padded_units for m in counted))
+        return WindowUnits(units=tuple([m.units for m in counted]), padded=sum([m.padded_units for m in counted]))
 
     @staticmethod
     def by_all(shares: Sequence[WindowUnits], parts: int) -> WindowUnits:
@@ -78,7 +78,6 @@ def _without_cast_weights() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
-_NOTHING = nullcontext()
 _NUMBERS = (int, float)
 MOST_UNITS = 1 << 62
 """No window has as many, and a tensor cannot be divided by a larger whole number."""
@@ -88,7 +87,7 @@ def losses_of(
     train_state: TrainState, turn: Turn, batch: Any, shared: dict[str, Any], *, may_be_empty: bool = False
 ) -> dict[str, tuple[Tensor, Units]]:
     """Returns the turn's losses by name, checked. A synthetic batch must not be empty: all of its units are valid."""
-    with _without_cast_weights() if CAPABILITIES[train_state.engine.name].shards_weights else _NOTHING:
+    with _without_cast_weights() if CAPABILITIES[train_state.engine.name].shards_weights else NOTHING:
         if train_state.job.autocasts_itself or train_state.job.precision == "fp32":
             given = turn.loss(train_state.nets, batch, shared)
         else:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from memfit.apply.stages import backwards_of_stages
 from memfit.apply.state_streaming import streamed, streams
 from memfit.apply.train_state import TrainState, update_ema
 from memfit.apply.turn_cache import TurnCache
-from memfit.engine.collectives import Units, gather_shares, together, total
+from memfit.engine.collectives import NOTHING, Units, gather_shares, together, total
 from memfit.errors import InputError
 from memfit.job import Job, Turn
 from memfit.torch_compat.grad_scaler import allow_another_step
@@ -170,7 +170,7 @@ def _gradients(
     if shared_by_ranks:
         units = all_units
     norm, empty = None, _none_valid(units)
-    if finish and not _none_valid(all_units):
+    if finish and not (empty if units is all_units else _none_valid(all_units)):
         if all_ranks:
             parameters = train_state.parameters_of(turn.optimizers)
             with together(engine):
@@ -199,7 +199,7 @@ def _backwards(
         batch = shared.fetch(turn, micro, alone=len(micro_batches) == 1)
         last, parts = index == len(micro_batches) - 1, engine.context_ranks
         divided = engine.divide_sequences(train_state.job, train_state.nets, batch) if parts > 1 else None
-        with engine.accumulating(train_state.nets, last, shared_by_ranks), divided or nullcontext() as part:
+        with engine.accumulating(train_state.nets, last, shared_by_ranks), divided or NOTHING as part:
             if divided is not None:
                 batch = part
             mark("forward")
@@ -223,7 +223,7 @@ def _backwards(
 
 def _none_valid(units: Mapping[str, Units]) -> bool:
     """Whether no loss had any valid unit."""
-    return all(bool(count == 0) for count in units.values())
+    return not any(map(bool, units.values()))
 
 
 def _turns(train_state: TrainState) -> list[Turn]:
@@ -283,7 +283,7 @@ def stepping(train_state: TrainState, optimizer: Optimizer) -> AbstractContextMa
     """Context of a step: brings optimizer state that waits on the host to the device."""
     if train_state.optimizer_state == "host" and streams(optimizer):
         return streamed(optimizer, train_state.device)
-    return nullcontext()
+    return NOTHING
 
 
 def _after_the_steps(train_state: TrainState, mark: Mark, guard: Guard, *, stepped: bool) -> None:

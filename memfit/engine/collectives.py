@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from memfit.engine.protocol import Engine
 
+NOTHING = nullcontext()
+"""A context that does nothing, made once."""
 Value = TypeVar("Value")
 Units = int | float | Tensor
 
@@ -143,7 +145,7 @@ def together(engine: Engine) -> AbstractContextManager[None]:
     The failure itself passes through on one rank, and on an engine in lockstep: the others may then wait in a
     collective inside of this part, and cannot be asked.
     """
-    return nullcontext() if engine.world == 1 or engine.syncs_in_backward else _together(engine)
+    return NOTHING if engine.world == 1 or engine.syncs_in_backward else _together(engine)
 
 
 @contextmanager

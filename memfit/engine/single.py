@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from memfit.engine.collectives import NOTHING
 from memfit.engine.data_parallel_mixin import DataParallelMixin
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
@@ -48,7 +49,7 @@ class Single(DataParallelMixin, TorchOptimMixin, TorchStateMixin):
 
     def accumulating(self, nets: Nets, last: bool, shared: bool = True) -> AbstractContextManager[Any]:
         """Does nothing: there is one rank."""
-        return nullcontext()
+        return NOTHING
 
     def prepare(self, parameters: Sequence[nn.Parameter]) -> None:
         """Does nothing: a reduction on one rank needs no memory."""

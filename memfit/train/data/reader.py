@@ -39,7 +39,7 @@ class Delivered:
     """The newest state of a stream after it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class BatchReader:
     """Reads a job's samples. What it draws belongs to the window and the first sample, not to a process; what a stream
     draws, to the sample's position."""

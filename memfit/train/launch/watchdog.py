@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from memfit.engine.torchrun_env import RESTARTS
 from memfit.errors import Exit, line_of_job, line_of_job_in, with_source
@@ -53,11 +53,8 @@ _GRACE = 3.0
 """Seconds in which the other ranks write their stacks."""
 
 
-class Part(NamedTuple):
-    """What a process is at. A new one is made in every part of a window."""
-
-    name: str
-    window: int | None
+Part = tuple[str, int | None]
+"""What a process is at: the part's name, and its window. A new one is made in every part of a window."""
 
 
 class Watchdog:
@@ -71,9 +68,11 @@ class Watchdog:
 
     def __init__(self, folder: RunFolder, *, rank: int, world: int, patience: float | None = None) -> None:
         self._folder, self._rank, self._world, self._patience = folder, rank, world, patience
-        self.part = Part(name="start", window=None)
-        self._seen, self._since = self.part, time.monotonic()
-        """The part that this thread saw last, and when it saw it first."""
+        self.part: Part = ("start", None)
+        self._seen: Part = self.part
+        """The part that this thread saw last."""
+        self._since = time.monotonic()
+        """When it saw that part first."""
         self.worker_stacks: Callable[[], list[str]] = list
         """Gives the stacks of the processes that read the data, as text."""
         self._of_workers: list[str] = []
@@ -117,8 +116,9 @@ class Watchdog:
     def progress(self, name: str, window: int | None = None) -> None:
         """Notes that a part begins: of a window, or ``validate``, ``save``, ``start``."""
         before = self.part
-        self.part = Part(name, before.window if window is None else window)
-        if (name in LEAST_PATIENCE or before.name in LEAST_PATIENCE) and _kind(name) != _kind(before.name):
+        name_before, window_before = before
+        self.part = (name, window_before if window is None else window)
+        if (name in LEAST_PATIENCE or name_before in LEAST_PATIENCE) and _kind(name) != _kind(name_before):
             now = time.monotonic()
             self._see(before, now)
             self._see(self.part, now)
@@ -132,16 +132,16 @@ class Watchdog:
         before = self._seen
         if part is before:
             return
-        kind = _kind(before.name)
+        kind = _kind(before[0])
         self._longest[kind] = max(self._longest.get(kind, 0.0), now - self._since)
-        if part.window is not None and before.window is not None and part.window > before.window:
+        if part[1] is not None and before[1] is not None and part[1] > before[1]:
             self._windows += 1
         self._seen, self._since = part, now
 
     @property
     def patience(self) -> float:
         """Seconds that the part at hand may take."""
-        kind = _kind(self.part.name)
+        kind = _kind(self.part[0])
         if self._patience is not None:
             return max(self._patience, LEAST_START) if kind == "start" else self._patience
         least = FIRST_WINDOW if kind == "window" and not self._windows else LEAST_PATIENCE[kind]
@@ -219,15 +219,16 @@ class Watchdog:
 
     def _place(self) -> str:
         """The part, the window and the call, in words."""
-        window = "" if self.part.window is None else f" of window {self.part.window}"
+        name, number = self.part
+        window = "" if number is None else f" of window {number}"
         frame = sys._current_frames().get(self._main)
         if frame is None:
-            return f"{self.part.name}{window}"
+            return f"{name}{window}"
         stack = list(traceback.walk_stack(frame))
         code = stack[0][0].f_code
         call = f"{Path(code.co_filename).name}:{stack[0][1]} in {code.co_name}()"
         in_workers = next(filter(None, map(line_of_job_in, self._of_workers)), None)
-        return f"{self.part.name}{window}, at {line_of_job(reversed(stack)) or in_workers or call}"
+        return f"{name}{window}, at {line_of_job(reversed(stack)) or in_workers or call}"
 
     def _write_stacks(self) -> None:
         with contextlib.suppress(OSError):

@@ -188,18 +188,19 @@ class TrainingLoop:
             if not memory_limit.is_memory_failure(error):
                 raise
             raise self._out_of_memory(number, error) from None
-        seconds, numbers = time.perf_counter() - begin, numbers_of(result)
-        readings = self._monitor.end(numbers.only_norm, self._recovery.retries)
+        seconds = time.perf_counter() - begin
+        readings = self._monitor.end(result.norms, self._recovery.retries)
         noise, validation = self._monitor.noise_scale, self._validations.after(number)
-        ended = EndedWindow(window, numbers, seconds, readings, noise, validation)
+        ended = EndedWindow(window, result, seconds, readings, noise, validation)
         reports = gather(self._engine, self._report(result, readings["measured_process_bytes"]))
         if self._engine.rank == 0:
             context.folder.append_soon(partial(self._lines, ended, reports))
-        check_finite(numbers, window)
-        stopped = any(report.stop for report in reports)
+        if self._state.scaler is not None:  # without a scaler, a step is taken only after its loss was checked
+            check_finite(numbers_of(result), window)
+        stopped = True in [report.stop for report in reports]
         if number == context.first and self._saver is not None:
             self._saver.warm(self._state)
-        if stopped or number + 1 == context.last or any(report.due for report in reports):
+        if stopped or number + 1 == context.last or True in [report.due for report in reports]:
             self._save(number + 1)
         return stopped
 
@@ -245,12 +246,12 @@ class TrainingLoop:
         check_gradients(self._state, made, self._at.window)
 
     def _report(self, result: WindowResult, measured: int) -> RankReport:
-        learned = tuple(micro.ids for micro in result.micro_batches if micro.counts and micro.ids)
+        learned = [micro for micro in result.micro_batches if micro.counts and micro.ids]
         return RankReport(
             stop=self._stop.asked,
             due=self._saver is not None and self._saver.due(),
-            ids=tuple(chain.from_iterable(learned)),
-            done=sum(padded_units(self._context, ids) for ids in learned),
+            ids=tuple(chain.from_iterable([micro.ids for micro in learned])),
+            done=sum([micro.padded_units for micro in learned]),
             micro_batches=len(learned),
             retries=self._recovery.retries,
             allocator_retries=self._recovery.thrashes,
@@ -260,8 +261,9 @@ class TrainingLoop:
 
     def _lines(self, ended: EndedWindow, reports: list[RankReport]) -> Lines:
         """A window's lines of samples and metrics."""
-        alarm = {"alarm": self._monitor.alarm(ended.numbers.loss), **self._expected_bytes}
-        return lines_of_window(ended, reports, share_ranks(self._engine), self._context.plan, alarm)
+        numbers = numbers_of(ended.result)
+        alarm = {"alarm": self._monitor.alarm(numbers.loss), **self._expected_bytes}
+        return lines_of_window(ended, numbers, reports, share_ranks(self._engine), self._context.plan, alarm)
 
     def _preflight(self) -> None:
         """Tries each phase once, the largest first, after training, whose step makes the state that the others lie

@@ -24,12 +24,6 @@ class WindowNumbers(NamedTuple):
     norms: dict[str, float | None]
     skipped: tuple[str, ...]
 
-    @property
-    def only_norm(self) -> float | None:
-        """The norm of a window that has a single one."""
-        norms = [norm for norm in self.norms.values() if norm is not None]
-        return norms[0] if len(norms) == 1 else None
-
 
 def numbers_of(result: WindowResult) -> WindowNumbers:
     """The numbers of a window's result."""
@@ -44,7 +38,7 @@ class EndedWindow(NamedTuple):
     """What a window's line of metrics is made of, beside the reports of the ranks."""
 
     window: Window
-    numbers: WindowNumbers
+    result: WindowResult
     seconds: float
     readings: dict[str, Any]
     noise_scale: float | None
@@ -52,18 +46,24 @@ class EndedWindow(NamedTuple):
 
 
 def lines_of_window(
-    ended: EndedWindow, reports: Sequence[RankReport], shares: Sequence[int], plan: Plan, more: Mapping[str, Any]
+    ended: EndedWindow,
+    numbers: WindowNumbers,
+    reports: Sequence[RankReport],
+    shares: Sequence[int],
+    plan: Plan,
+    more: Mapping[str, Any],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """A window's lines of samples, one for each share, and of metrics, with the names of their files.
 
     Args:
+        numbers: of the window's result.
         reports: of all ranks.
         shares: ranks that took samples of their own.
         more: what else the line of metrics has.
     """
     for number, rank in enumerate(shares):
         yield "samples", {"window": ended.window.number, "rank": number, "ids": reports[rank].ids}
-    line = window_line(ended.window, ended.numbers, plan) | ended.readings | {"noise_scale": ended.noise_scale}
+    line = window_line(ended.window, numbers, plan) | ended.readings | {"noise_scale": ended.noise_scale}
     yield "metrics", line | ended.validation | sum_of_ranks(reports, ended.seconds, shares) | dict(more)
 
 

@@ -16,10 +16,11 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from memfit.apply.losses import MicroBatch
 from memfit.apply.train_state import TrainState
@@ -43,7 +44,7 @@ class Monitor:
         self._noise, self._signal, self._windows = 0.0, 0.0, 0
         self._parts: Sequence[MicroBatch] = ()
         self._fetched = 0
-        self._small: torch.Tensor | None = None
+        self._small: Tensor | None = None
         self._readings: dict[str, Any] = {}
         self._process_at, self._device_at = -math.inf, -math.inf
         self._device: dict[str, float | None] = {"gpu_utilisation": None}
@@ -70,10 +71,16 @@ class Monitor:
                 ]
                 self._small = torch.nn.utils.get_total_norm(gradients)
 
-    def end(self, norm: float | None, retries: int) -> dict[str, Any]:
-        """The newest readings; a dict that stays as it is."""
-        if self._small is not None and norm is not None and not retries:
-            self._learn_noise(float(self._small), norm)
+    def end(self, norms: Mapping[str, Tensor | None], retries: int) -> dict[str, Any]:
+        """The newest readings; a dict that stays as it is.
+
+        Args:
+            norms: of the gradients of each turn; None where they were not computed.
+        """
+        if self._small is not None and not retries:
+            (norm,) = norms.values()
+            if norm is not None:
+                self._learn_noise(float(self._small), float(norm))
         now = time.perf_counter()
         if self._nvml is not None and now - self._device_at > DEVICE_EVERY:
             self._device, self._device_at = {"gpu_utilisation": _gpu_utilisation(self._nvml)}, now

@@ -57,15 +57,16 @@ class ExactlyOnce:
         if optimizer is None:
             self._written_once(act, further, [], counted=True)
             return
-        learning, written = _changed_by(optimizer)
-        new = set(map(id, learning)) - self._stepped
+        values = _state_values(optimizer)
+        learning, written = _changed_by(optimizer, values)
+        new = () if self._stepped.issuperset(map(id, learning)) else set(map(id, learning)) - self._stepped
         if new and any(id(p) in new and not _has_state(optimizer, p) for p in learning):
             self._first_step(act, optimizer, learning)
         else:
             counted = id(optimizer) in self._unseen or current_dispatch_mode() is not None
             fused = not counted and _is_fused(optimizer)
-            self._written_once(act, written, numbers_of(optimizer), counted=counted, fused=fused)
-        self._stepped |= new
+            self._written_once(act, written, numbers_of(optimizer, values), counted=counted, fused=fused)
+        self._stepped.update(new)
 
     def _first_step(self, act: Callable[[], None], optimizer: Optimizer, learning: list[nn.Parameter]) -> None:
         """The step that makes the optimizer's state. It shows whether the version counter sees its writes."""
@@ -292,15 +293,18 @@ def _writes_since(tensors: Sequence[Tensor], versions: Sequence[int], record: _F
     return done
 
 
-def _changed_by(optimizer: Optimizer) -> tuple[list[nn.Parameter], list[Tensor]]:
-    """(parameters with a gradient, all tensors that a step may write to)."""
+def _changed_by(optimizer: Optimizer, values: Sequence[Any]) -> tuple[list[nn.Parameter], list[Tensor]]:
+    """(parameters with a gradient, all tensors that a step may write to).
+
+    Args:
+        values: all that the optimizer keeps of its parameters.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     pairs = [(p, p.grad) for p in parameters]
     learning = [p for p, gradient in pairs if gradient is not None]
     changed = parameters + [gradient for _, gradient in pairs if gradient is not None]
-    values = _state_values(optimizer)
     if _TENSORS.issuperset(map(type, values)):
-        return learning, changed + values
+        return learning, [*changed, *values]
     for value in values:
         if type(value) is Tensor:
             changed.append(value)
@@ -325,10 +329,16 @@ _NUMBERS = frozenset((int, float, bool))
 _TENSORS, _DICTS = frozenset((Tensor,)), frozenset((dict,))
 
 
-def numbers_of(optimizer: Optimizer) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
-    """Dicts of the optimizer, with what they hold beside tensors."""
+def numbers_of(
+    optimizer: Optimizer, values: Sequence[Any] | None = None
+) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
+    """Dicts of the optimizer, with what they hold beside tensors.
+
+    Args:
+        values: all that it keeps of its parameters, where the caller has them.
+    """
     dicts: list[dict[Any, Any]] = list(optimizer.param_groups)
-    if not _TENSORS.issuperset(map(type, _state_values(optimizer))):
+    if not _TENSORS.issuperset(map(type, _state_values(optimizer) if values is None else values)):
         dicts += [state for state in optimizer.state.values() if isinstance(state, dict)]
     return [
         (table, {k: v for k, v in table.items() if type(v) in _NUMBERS})

@@ -121,7 +121,8 @@ class Recovery:
 
     def parts(self, planned: Sequence[Ids]) -> list[Ids]:
         """A window's micro-batches, cut to the size that fits now, without samples that never fit."""
-        self.skipped += [i for ids in planned for i in ids if i in self.sizes.left_out]
+        if self.sizes.left_out:
+            self.skipped += [i for ids in planned for i in ids if i in self.sizes.left_out]
         return self.sizes.parts_of(planned)
 
     def micro_batches(self, planned: Sequence[Ids], make: Make) -> list[MicroBatch]:
