@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from memfit.device.virtual import cudnn_benchmark, workspace
 from memfit.device.virtual.virtual_device import is_intercepted
 from memfit.torch_compat.attributes import schema_of
+from memfit.trace import autograd_formulas
 from memfit.trace.collectives import HOLDS, is_collective
 from memfit.trace.operand_types import is_checked
 
@@ -45,6 +46,10 @@ class Operator:
     """cuDNN chooses among plans for it."""
     takes: bool
     """Whether a CUDA kernel of it may allocate memory of its own."""
+    makes_zeros: bool
+    """It gives zeros."""
+    in_place: Any
+    """What formulas of autograd call in a real run, where this is called on zeros that they made; None: this too."""
 
 
 _known: dict[int, Operator] = {}
@@ -68,6 +73,8 @@ def operator(func: Any) -> Operator:
             joins=is_collective(func),
             searches=func in cudnn_benchmark.CONVOLUTIONS,
             takes=func in workspace.TAKING,
+            makes_zeros=func in autograd_formulas.ZEROS,
+            in_place=autograd_formulas.IN_PLACE.get(func),
         )
     return known
 

@@ -28,6 +28,7 @@ from memfit.torch_compat import (
     is_traceable_wrapper_subclass_type,
 )
 from memfit.trace import collectives, constant_values, cpu_rules, operator_scratch
+from memfit.trace.autograd_formulas import note_zeros, writes_into_zeros
 from memfit.trace.call_memory import CallMemory
 from memfit.trace.event_record import EventRecord
 from memfit.trace.gradient_accumulation import made_in, sums_in_place
@@ -159,7 +160,10 @@ class Tracer(EventRecord, TorchDispatchMode):
         kwargs = kwargs or {}
         if self._is_quiet:
             return func(*args, **kwargs)
-        kind, inference = operator(func), torch.is_inference_mode_enabled()
+        kind, inference, node = operator(func), torch.is_inference_mode_enabled(), current_autograd_node()
+        if kind.in_place is not None and writes_into_zeros(node, args[0]):
+            func = kind.in_place
+            kind = operator(func)
         if inference and func.is_view and not args[0].is_inference():
             with torch.inference_mode(False):  # a view of an ordinary tensor is ordinary
                 return self._dispatched(func, types, args, kwargs)
@@ -171,7 +175,6 @@ class Tracer(EventRecord, TorchDispatchMode):
                 return result
         if kind.is_checked:
             check_operand_types(func, args)
-        node = current_autograd_node()
         numbers = self._saved_numbers
         number = numbers.before(func, args, node) if numbers is not None else None
         if sums_in_place(func, args, node):
@@ -186,6 +189,8 @@ class Tracer(EventRecord, TorchDispatchMode):
             out = cpu_rules.correct(func, args, out)
             if number is not None:
                 numbers.after(number, out)
+        if kind.makes_zeros and node is not None:
+            note_zeros(node, out)
         constant_values.follow(func, args, kwargs, out)
         row = len(self.op_rows)
         try:
