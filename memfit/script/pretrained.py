@@ -11,7 +11,7 @@ import torch.hub
 from torch import nn
 
 from memfit.device.virtual.patching import replaced
-from memfit.device.virtual.pretrained import asked_dtype, diffusers_model
+from memfit.device.virtual.pretrained import asked_dtype, diffusers_model, with_origin
 from memfit.device.virtual.quantized import quantization_of, quantize
 from memfit.errors import InputError
 from memfit.script.import_hooks import Hook, on_import
@@ -57,6 +57,7 @@ def absent_weights(note: Callable[[str], None]) -> Iterator[None]:
         own = {key: rest[key] for key in ("attn_implementation", "experts_implementation") if key in rest}
         dtype = asked_dtype(loading, config) or (getattr(config, "dtype", None) if "dtype" not in loading else None)
         net = cls._from_config(config, dtype=dtype or torch.get_default_dtype(), **own).eval()
+        net = with_origin(net, name, given)
         quantization = _quantization(name, loading, config, note)
         where = loading.get("device_map")
         if quantization is not None:

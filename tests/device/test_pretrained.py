@@ -1,5 +1,6 @@
 """Weights that were really saved, and nets that are traced without reading them."""
 
+import contextlib
 import gc
 import importlib.util
 import json
@@ -15,6 +16,7 @@ from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
 from memfit.errors import InputError
+from memfit.script.pretrained import absent_weights
 from tests.device.minimal_tracer import MinimalTracer
 
 transformers = pytest.importorskip("transformers")
@@ -39,11 +41,33 @@ def unet(tmp_path_factory):
     return folder
 
 
+def noted_of(net):
+    return net.name_or_path, net.config.name_or_path, net.generation_config.to_dict()
+
+
+@pytest.mark.parametrize("of_script", [False, True])
+def test_a_net_of_transformers_knows_where_it_came_from(tmp_path, of_script):
+    """Trainers load it again by that name, and ``generate`` takes its lengths from the folder."""
+    config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=100, n_positions=64)
+    net = transformers.GPT2LMHeadModel(config)
+    net.generation_config.max_new_tokens = 7
+    net.save_pretrained(tmp_path)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    real = noted_of(load(tmp_path))
+    with virtual_gpu(CardRules()), absent_weights(lambda line: None) if of_script else contextlib.nullcontext():
+        assert noted_of(load(tmp_path)) == real
+    assert real[2]["max_new_tokens"] == 7
+
+
+def test_a_net_of_diffusers_knows_where_it_came_from(unet):
+    with virtual_gpu(CardRules()):
+        net = diffusers.UNet2DModel.from_pretrained(unet)
+    assert net.config["_name_or_path"] == diffusers.UNet2DModel.from_pretrained(unet).config["_name_or_path"]
+
+
 @pytest.mark.parametrize("asked", [None, "auto", torch.float16, "float16"])
 @pytest.mark.parametrize("inside_device", [True, False])
 def test_transformers(language_model, no_gc, asked, inside_device):
-    import contextlib
-
     options = {} if asked is None else {"dtype": asked}
     dtype = {None: torch.bfloat16, "auto": torch.bfloat16}.get(asked, torch.float16)
     with virtual_gpu(CardRules()) as gpu, MinimalTracer(gpu) as tracer:

@@ -90,10 +90,20 @@ def _transformers_model(cls: Any, name: Any, *args: Any, config: Any = None, **g
     quantization = quantization_of(name, given, config)
     saved = _dtype(getattr(config, "dtype", None)) or torch.float32
     with torch.device("cpu") if quantization is not None else contextlib.nullcontext():
-        net = cls._from_config(config, dtype=dtype).eval()
+        net = with_origin(cls._from_config(config, dtype=dtype).eval(), name, given)
     if dtype == saved and not torch.cuda.is_available():
         _map_as_file(net)
     return net if quantization is None else quantize(net, quantization)
+
+
+def with_origin(net: Any, name: Any, given: dict[str, Any]) -> Any:
+    """A net of transformers with what the library notes of a net that it has loaded: the folder's or hub's name, by
+    which trainers load it once more (a reference model), and the lengths and choices with which it generates."""
+    net.name_or_path = net.config.name_or_path = str(name)
+    if net.can_generate():
+        with contextlib.suppress(OSError):  # there is no such file
+            net.generation_config = type(net.generation_config).from_pretrained(name, **_options(given))
+    return net
 
 
 def _map_as_file(net: torch.nn.Module) -> None:
@@ -121,6 +131,7 @@ def _dtype(name: Any) -> torch.dtype | None:
 
 def diffusers_model(cls: Any, name: Any, **given: Any) -> Any:
     net = cls.from_config(_read(cls.load_config, name, given)).eval()
+    net.register_to_config(_name_or_path=name)
     dtype = asked_dtype(given)
     return net if dtype is None else net.to(dtype)
 
