@@ -165,17 +165,28 @@ def _paths(job: Job, nets: Nets, where: str) -> tuple[str, ...]:
     if len(trained) > 1:
         raise InputError(f"nets {', '.join(trained)} on {where}", "the order in which they run is not known", _HOOK)
     (name,) = trained
-    net: Any = nets[name]
-    plan = dict.fromkeys([*_base_plan(net), *(getattr(net, "_pp_plan", None) or {})])
-    if not plan:
+    inside, net = _of_transformers(nets[name])
+    base = _base_plan(net)
+    if not base:
         why = f"transformers has no pipeline plan for {type(net).__name__}"
         raise InputError(f"net {name!r} on {where}", why, _HOOK)
     paths: list[str] = []
-    for key in plan:
-        module = net.get_submodule(key)
+    for key in dict.fromkeys([*base, *(getattr(net, "_pp_plan", None) or {})]):
+        path = ".".join(filter(None, (name, inside, key)))
+        try:
+            module = net.get_submodule(key)
+        except AttributeError:
+            why = f"transformers' pipeline plan for {type(net).__name__} names it, and the net has none"
+            raise InputError(f"module {path} on {where}", why, _HOOK) from None
         listed = isinstance(module, nn.ModuleList)
-        paths += [f"{name}.{key}.{child}" for child, _ in module.named_children()] if listed else [f"{name}.{key}"]
+        paths += [f"{path}.{child}" for child, _ in module.named_children()] if listed else [path]
     return tuple(paths)
+
+
+def _of_transformers(net: nn.Module) -> tuple[str, Any]:
+    """The net of transformers in a net, with its path; a wrapper, such as PEFT's, gives its attributes for its own."""
+    inside = ((path, module) for path, module in net.named_modules() if hasattr(type(module), "base_model_prefix"))
+    return next(inside, ("", net))
 
 
 def _base_plan(net: Any) -> list[str]:

@@ -6,9 +6,10 @@ import signal
 import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers import OlmoeConfig, OlmoeForCausalLM
 
 from memfit.job import Loss, Turn
-from tests.engine.tensor_jobs import Own, Tied, Unplanned, words
+from tests.engine.tensor_jobs import HEADS, SIZES, Own, Tied, Unplanned, Words, words
 
 
 class Residual(nn.Module):
@@ -257,6 +258,14 @@ class TornDTensor(Torn):
         parallelize_module(nets["net"], mesh, {"1": columns, "3": rows})
 
 
+class HeadOnly(Words):
+    """A net of which transformers names the head alone."""
+
+    def nets(self):
+        config = OlmoeConfig(**SIZES, **HEADS, num_experts=4, num_experts_per_tok=2)
+        return {"net": OlmoeForCausalLM(config)}
+
+
 class Few(Stages):
     def pipeline(self, nets):
         return ["net.blocks.0"]
@@ -276,6 +285,7 @@ REFUSED = {
     Scaled: "precision=fp16 on pp=2: each stage would scale its gradients by itself",
     Turned: "Turned.turns() on pp=2: a window has 2 turns",
     Grouped: "optimizer 'net' on pp: its groups of parameters are others",
+    HeadOnly: "net 'net' on pp=2: transformers has no pipeline plan for OlmoeForCausalLM",
     Few: "pp=2: the nets have 1 modules that run one after the other",
 }
 """What is said of each; where only one stage meets it, of that stage."""

@@ -21,17 +21,18 @@ from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharde
 from tests.engine.expert_jobs import CUT as CUT_EXPERTS
 from tests.engine.pipeline_jobs import Counted, Decoded, Stages
 from tests.engine.ranks import CPU
-from tests.engine.tensor_jobs import Normed, Other, Words, words
+from tests.engine.tensor_jobs import Adapted, Normed, Other, Words, words
 from tests.engine.zero_ranks import weights, window
 
 ON_TWO_RANKS = "llama, interleaved_zero_bubble"
 """A net of five modules, of which two ranks hold four stages."""
-HEADS, MIXTURE = "norms of heads", "mixture"
+HEADS, MIXTURE, ADAPTED = "norms of heads", "mixture", "adapted"
 KINDS = {
     "llama": Words, "stages": Stages, "counted": Counted, "recomputed": Counted, "counted, gpipe": Counted,
     "stages, interleaved_1f1b": Stages, "recomputed, interleaved_1f1b": Counted, "decoded": Decoded,
     ON_TWO_RANKS: Words, "stages, interleaved_zero_bubble": Stages,
     "recomputed, interleaved_zero_bubble": Counted, HEADS: Normed, MIXTURE: CUT_EXPERTS[MIXTURE],
+    ADAPTED: Adapted,
 }  # fmt: skip
 STEPS = {name: {"schedule": schedule} if (schedule := name.partition(", ")[2]) else {} for name in KINDS}
 NAMED = "decoded, named"

@@ -18,7 +18,7 @@ from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.pipeline_jobs import REFUSED, Counted, Stages, Torn, TornDTensor
-from tests.engine.tensor_jobs import Experts, Words
+from tests.engine.tensor_jobs import Adapted, Experts, Words
 
 pytestmark = pytest.mark.skipif(
     release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13"
@@ -59,6 +59,13 @@ def test_shares_have_the_least_largest_cost_and_then_size():
     assert equal_shares([1, 1, 1, 1], [1, 1, 1, 9], 2) == (0, 2, 4)
     assert equal_shares([0, 0, 0], [4, 1, 1], 2) == (0, 1, 3)
     assert equal_shares([3, 1], [1, 1], 2) == (0, 1, 2)
+
+
+def test_a_net_of_transformers_is_cut_by_its_plan_inside_of_a_wrapper():
+    cut = cut_into_stages(Adapted(), Adapted().nets(), 2, "pp=2")
+    inside = "net.base_model.model"
+    layers = [f"{inside}.model.layers.{i}" for i in range(2)]
+    assert cut.paths == (f"{inside}.model.embed_tokens", *layers, f"{inside}.model.norm", f"{inside}.lm_head")
 
 
 def test_nets_are_cut_by_their_operations():

@@ -16,6 +16,7 @@ from memfit.torch_compat.versions import release_number
 from memfit.verify.perturbation import ROOM, ROOM_OF_PRODUCTS
 from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.pipeline_ranks import (
+    ADAPTED,
     ALL,
     BOTH,
     COPIED,
@@ -46,12 +47,17 @@ BF16_UNIT = 2**-8
 """The largest relative error of a number that is rounded to bf16."""
 
 
+WITHOUT_ADAPTERS = [case for case in STEPS if case != ADAPTED]
+"""Adapters lie in layers alone, of which there are two, and are not cut."""
+ON_THREE = [case for case in WITHOUT_ADAPTERS if case not in (NAMED, ON_TWO_RANKS)]
+
+
 @pytest.mark.parametrize(
     ("mesh", "cases"),
-    [("pp=2", ["llama"]), pytest.param("pp=2", [*STEPS], marks=pytest.mark.slow),
-     pytest.param("pp=3", [case for case in STEPS if case not in (NAMED, ON_TWO_RANKS)], marks=pytest.mark.slow),
+    [("pp=2", ["llama", ADAPTED]), pytest.param("pp=2", [*STEPS], marks=pytest.mark.slow),
+     pytest.param("pp=3", ON_THREE, marks=pytest.mark.slow),
      pytest.param(BOTH, [*STEPS], marks=pytest.mark.slow), pytest.param(COPIED, [*STEPS], marks=pytest.mark.slow),
-     pytest.param(CUT, [*STEPS], marks=pytest.mark.slow),
+     pytest.param(CUT, WITHOUT_ADAPTERS, marks=pytest.mark.slow),
      pytest.param(HYBRID, ["llama", "recomputed"], marks=pytest.mark.slow),
      pytest.param(ALL, ["llama", "recomputed"], marks=pytest.mark.slow)],
 )  # fmt: skip
