@@ -15,6 +15,7 @@ come); parameters that are read outside of their net's forward.
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ from memfit.engine.tensor_parallel import TENSOR, cut_layers
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
+from memfit.frame_variables import frame_variables
 from memfit.job import Job, Nets, is_trained
 from memfit.mesh import SHARDING
 from memfit.torch_compat.attributes import local_tensor, own_parameters, unsharded_gradient
@@ -168,7 +170,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         for net in nets.values():
             if isinstance(net, FSDPModule):
                 net.set_requires_gradient_sync(self.sync_each_micro_batch or last)
-        with sharded_reads():
+        with sharded_reads(nets):
             yield
 
     def divide_sequences(self, job: Job, nets: Nets, batch: Any) -> AbstractContextManager[Any]:
@@ -336,17 +338,20 @@ def _shown(path: str, names: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def sharded_reads() -> Iterator[None]:
+def sharded_reads(nets: Nets) -> Iterator[None]:
     """Around forwards and backwards.
 
     Raises:
-        InputError: a sharded parameter was used outside of its net's forward.
+        InputError: a sharded parameter was used outside of the forward that gathers it.
     """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
             yield
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
+        outside = _called_outside(nets, error)
+        if outside is not None:
+            raise InputError(*outside) from error
         if "mixed torch.Tensor and DTensor" not in str(error):
             raise
         raise InputError(
@@ -354,3 +359,29 @@ def sharded_reads() -> Iterator[None]:
             "it is used outside of its net's forward, where it is sharded",
             "call the net itself in the loss, or write --engine ddp",
         ) from error
+
+
+def _called_outside(nets: Nets, error: BaseException) -> tuple[str, str, str] | None:
+    """What is said of the innermost module that was running, where it is sharded: another module of its net called it,
+    and not the block that gathers it. None elsewhere: a module is gathered while its block runs."""
+    running = [frame_variables(frame).get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [module for module in running if isinstance(module, nn.Module)]
+    for name, net in nets.items():
+        for path, module in net.named_modules():
+            if not modules or module is not modules[-1] or module is net:
+                continue
+            block = _unit_of(net, path)
+            if block and any(not group.is_unsharded for group in fsdp_groups(net.get_submodule(block))):
+                return (
+                    f"module {name}.{path} on --engine fsdp2",
+                    f"it is called outside of the forward of {name}.{block}, which gathers its parameters",
+                    f"call it in {name}.{block} alone, leave dp_shard out of the mesh, or write --engine ddp",
+                )
+    return None
+
+
+def _unit_of(net: nn.Module, path: str) -> str:
+    """The path of the block that gathers a module's parameters; "" where the net itself does."""
+    parts = path.split(".")
+    blocks = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((block for block in blocks if isinstance(net.get_submodule(block), FSDPModule)), "")

@@ -256,7 +256,7 @@ class Pipeline(Fsdp2):
         Raises:
             InputError: a sharded parameter was used outside of its module's forward.
         """
-        with sharded_reads():
+        with sharded_reads(nets):
             yield
 
     def categorised(self, nets: Nets) -> Iterator[tuple[Tensor, str]]:

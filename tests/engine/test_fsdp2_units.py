@@ -3,9 +3,16 @@
 python -m pytest tests/engine/test_fsdp2_units.py
 """
 
+import pytest
 from torch import nn
 
+from memfit.device.hardware.catalogue import find_device
 from memfit.engine.fsdp2 import LEAST, units
+from memfit.errors import InputError
+from memfit.job import Shape
+from memfit.mesh import MeshShape
+from memfit.trace.step import Tracing, trace_job
+from tests.engine.pipeline_jobs import Stacked, Stages
 
 
 def block(nbytes):
@@ -28,3 +35,21 @@ def test_a_block_of_a_hundredth_of_the_net_is_gathered_alone_and_a_smaller_one_w
 def test_a_block_of_least_bytes_is_gathered_alone_however_large_the_net_is():
     assert units(net([LEAST], 200 * LEAST)) == ["blocks.0", ""]
     assert units(net([LEAST - 4], 200 * LEAST)) == [""]
+
+
+class Borrowing(Stages):
+    """The net computes with a layer of its first block by itself, as diffusers' DiT does with an embedding."""
+
+    class Net(Stacked):
+        def scale(self, tokens, x):
+            return self.blocks[0].norm(x).mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("mesh", [MeshShape(dp_shard=2), MeshShape(dp_shard=2, tp=2)], ids=str)
+def test_a_layer_that_is_called_without_the_block_that_gathers_it_is_refused_by_its_name(mesh):
+    how = Tracing(device=find_device("cpu"), engine="fsdp2", world=mesh.world, mesh=mesh)
+    with pytest.raises(InputError) as said:
+        trace_job(Borrowing(), Shape(items=4), how)
+    line = str(said.value)
+    assert "module net.blocks.0.norm on --engine fsdp2: it is called outside of the forward of net.blocks.0" in line
+    assert "leave dp_shard out of the mesh" in line
