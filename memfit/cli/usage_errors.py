@@ -11,6 +11,9 @@ from click.exceptions import MissingParameter, NoSuchOption
 
 from memfit.errors import InputError
 
+_NEAR, _SAME = 0.65, 0.9
+"""How alike an option is that was meant (``difflib``), and one that differs by a letter."""
+
 
 def unknown_verb(name: str, verbs: Iterable[str]) -> InputError:
     """The error for an unknown verb; it names the nearest verb."""
@@ -28,10 +31,13 @@ def mistake(error: click.ClickException) -> InputError:
     help_of = f"see {verb} --help"
     if isinstance(error, NoSuchOption):
         options = [name for parameter in context.command.params for name in parameter.opts] if context else []
-        near = difflib.get_close_matches(error.option_name, options, n=1, cutoff=0.65)
-        return InputError(
-            f"option {error.option_name}", f"{verb} has no such option", f"write {near[0]}" if near else help_of
-        )
+        elsewhere = _verbs_with(error.option_name, context) if context else []
+        near = difflib.get_close_matches(error.option_name, options, n=1, cutoff=_SAME if elsewhere else _NEAR)
+        why = f"{verb} has no such option"
+        if elsewhere:
+            why = f"it is an option of memfit {', '.join(elsewhere)}, and not of {verb}"
+        write = "leave it out" if elsewhere else help_of
+        return InputError(f"option {error.option_name}", why, f"write {near[0]}" if near else write)
     if isinstance(error, MissingParameter) and error.param is not None:
         if isinstance(error.param, click.Argument):
             return InputError(
@@ -45,6 +51,15 @@ def mistake(error: click.ClickException) -> InputError:
         write = f"write {name} {'|'.join(map(str, kind.choices))}" if isinstance(kind, click.Choice) else help_of
         return InputError(name, error.message.rstrip("."), write)
     return InputError(verb, error.format_message().rstrip("."), help_of)
+
+
+def _verbs_with(option: str, context: click.Context) -> list[str]:
+    """Verbs that have an option; it is no slip of the pen then, unless one of this verb differs by a letter."""
+    whole = context.find_root()
+    if not isinstance(whole.command, click.Group):
+        return []
+    verbs = {name: whole.command.get_command(whole, name) for name in whole.command.list_commands(whole)}
+    return [name for name, verb in verbs.items() if verb and any(option in parameter.opts for parameter in verb.params)]
 
 
 def check_options(command: click.Command, arguments: Sequence[str]) -> None:

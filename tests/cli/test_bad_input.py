@@ -40,6 +40,11 @@ OPTIONS = {
     "no such verb": (["predic", RIGHT], ["verb 'predic'", "write memfit predict"]),
     "a verb like no other": (["xyz"], ["verb 'xyz'", "not one of ", "devices, jobs", "see memfit --help"]),
     "no such option": (["predict", RIGHT, "--devise", "cpu"], ["option --devise", "write --device"]),
+    "option of other verbs": (
+        ["max", RIGHT, "--mesh", "tp=2"],
+        ["option --mesh: it is an option of memfit predict, plan, verify, and not of memfit max", "leave it out"],
+    ),
+    "option of other verbs, but for a letter": (["predict", RIGHT, "--devices", "t4"], ["write --device"]),
     "no such option before the verb": (["--jsn", "devices"], ["option --jsn", "see memfit --help"]),
     "an option without its value": (["predict", RIGHT, "--device"], ["Option '--device' requires an argument"]),
     "more seconds than a clock holds": (
