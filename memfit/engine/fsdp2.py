@@ -162,7 +162,8 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
 
     @contextmanager
     def accumulating(self, nets: Nets, last: bool, shared: bool = True) -> Iterator[None]:
-        """Scatters gradients after this backward, or keeps them whole until the window's last one.
+        """Scatters gradients after this backward, or keeps them whole until the window's last one. A net that ran
+        without a backward, such as a generator whose samples are judged, is then sharded again.
 
         Raises:
             InputError: a sharded parameter was used outside of its net's forward.
@@ -172,6 +173,9 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
                 net.set_requires_gradient_sync(self.sync_each_micro_batch or last)
         with sharded_reads(nets):
             yield
+        for net in nets.values():
+            if last and isinstance(net, FSDPModule):
+                net.reshard()
 
     def divide_sequences(self, job: Job, nets: Nets, batch: Any) -> AbstractContextManager[Any]:
         """The batch with a part of each sequence on ``cp`` ranks, else as it is."""
