@@ -30,6 +30,7 @@ from memfit.torch_compat import (
 from memfit.trace import collectives, constant_values, cpu_rules, operator_scratch
 from memfit.trace.autograd_formulas import note_zeros, writes_into_zeros
 from memfit.trace.call_memory import CallMemory
+from memfit.trace.deep_graphs import room_for_deep_graphs
 from memfit.trace.event_record import EventRecord
 from memfit.trace.gradient_accumulation import made_in, sums_in_place
 from memfit.trace.net_kind import NetKind
@@ -106,6 +107,7 @@ class Tracer(EventRecord, TorchDispatchMode):
         try:
             with (
                 collected_before(),
+                room_for_deep_graphs(),
                 replaced(torch, get_rng_state=self._random_state(torch.get_rng_state)),
                 replaced(torch.random, get_rng_state=self._random_state(torch.random.get_rng_state)),
                 self,
