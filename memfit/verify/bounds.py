@@ -19,7 +19,7 @@ random, and every element of a tensor may differ by what the one that moves most
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from memfit.engine.refusals import is_elementwise
+from memfit.verify.step_keys import key_before
 
 UNIT = 2.0**-24
 """Rounding unit of fp32."""
@@ -82,6 +83,28 @@ def weight_difference(
         relative = float(apart.max() / mine.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
         worst = worst.worse(Difference(relative=relative, of_bound=ratio, name=name))
     return worst
+
+
+def bounds_of_steps(
+    steps: Iterable[tuple[Optimizer, Sequence[Sequence[str]]]],
+    gradients: Mapping[str, Tensor],
+    magnitudes: Mapping[str, Tensor],
+    scales: Mapping[str, float],
+    bound: float,
+) -> dict[str, Tensor]:
+    """For every element of every step of a window, the largest difference that rounding explains. An optimizer keeps
+    some of what a step before in the window was given, which moves the weight by no more than it did then.
+
+    Args:
+        steps: each optimizer as before its step, and the keys of the parameters of each of its groups.
+        gradients, magnitudes, scales: by key; see ``weight_bounds``.
+    """
+    bounds: dict[str, Tensor] = {}
+    for optimizer, keys in steps:
+        for key, own in weight_bounds(optimizer, keys, gradients, magnitudes, scales, bound).items():
+            before = key_before(key)
+            bounds[key] = own if before is None else own + bounds[before]
+    return bounds
 
 
 def weight_bounds(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor
-
 from memfit.job import Job
-from memfit.verify.bounds import Difference, gradient_difference, sum_bound, weight_bounds, weight_difference
+from memfit.verify.bounds import Difference, bounds_of_steps, gradient_difference, sum_bound, weight_difference
 from memfit.verify.findings import VerifyFinding
 from memfit.verify.recording_engine import RecordedWindow
 
@@ -43,11 +41,7 @@ def compare(
     mine = {name: value for name, value in before.gradients.items() if name.split(".")[0] not in apart}
     theirs = {name: value for name, value in seen.gradients.items() if name.split(".")[0] not in apart}
     gradients = gradient_difference(mine, theirs, before.magnitudes, bound)
-    allowed: dict[str, Tensor] = {}
-    for name, optimizer in alone["optimizers"].items():
-        allowed |= weight_bounds(
-            optimizer, alone["names"][name], before.gradients, before.magnitudes, before.scales, bound
-        )
+    allowed = bounds_of_steps(before.steps, before.gradients, before.magnitudes, before.scales, bound)
     shared = {name: value for name, value in before.weights.items() if name.split(".")[0] not in apart}
     parameters = weight_difference(shared, seen.weights, allowed)
     shared = {name: value for name, value in before.averages.items() if name.split(".")[0] not in apart}

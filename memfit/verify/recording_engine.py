@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,11 +16,12 @@ from memfit.apply.train_state import TrainState
 from memfit.engine.protocol import Engine
 from memfit.job import Job, Nets, Turn
 from memfit.torch_compat.batch_norm import BatchNormBase
+from memfit.verify.step_keys import step_key
 
 
 @dataclass(kw_only=True)
 class RecordedWindow:
-    """One window on one rank; tensors by ``net.path``."""
+    """One window on one rank; tensors of steps by key (``memfit.verify.step_keys``), others by ``net.path``."""
 
     micro_losses: dict[str, list[dict[str, tuple[float, float]]]] = field(default_factory=dict)
     """By turn, for each micro-batch: (sum, units) of each loss."""
@@ -37,6 +39,8 @@ class RecordedWindow:
     """Buffers that a forward wrote, but for batch normalisation's running statistics."""
     scales: dict[str, float] = field(default_factory=dict)
     """The factor by which clipping scaled each gradient."""
+    steps: list[tuple[Optimizer, list[list[str]]]] = field(default_factory=list)
+    """Of each step in order: the optimizer as before it, and the keys of the parameters of each of its groups."""
 
 
 class RecordingEngine:
@@ -48,10 +52,12 @@ class RecordingEngine:
         self._names: dict[int, str] = {}
         self._parameters: list[nn.Parameter] = []
         self.forced: dict[str, Tensor] = {}
-        """Weights to go on with after their step: what a later turn computes then begins from equal weights too."""
+        """Weights by key to go on with after their step: a later turn then begins from equal weights too."""
         self._buffers: dict[str, Tensor] = {}
         self._nets: Nets = {}
         self._at_begin: dict[str, Tensor] = {}
+        self._stepped: dict[str, int] = {}
+        """Steps of each parameter in this window."""
         self._raw: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
 
@@ -81,7 +87,7 @@ class RecordingEngine:
 
     def begin(self) -> None:
         """A new window."""
-        self.seen, self._raw = RecordedWindow(), {}
+        self.seen, self._raw, self._stepped = RecordedWindow(), {}, {}
         self._at_begin = {name: buffer.detach().clone() for name, buffer in self._buffers.items()}
 
     @contextmanager
@@ -107,17 +113,25 @@ class RecordingEngine:
         norm = self._engine.clip(parameters, max_norm)
         scale = min(1.0, max_norm / (float(norm) + 1e-6))
         for parameter in parameters:
-            self.seen.scales[self.name_of(parameter)] = scale
+            self.seen.scales[self._key(self.name_of(parameter))] = scale
         return norm
 
     def step(self, optimizer: Optimizer) -> None:
         """Notes the gradients that were not clipped."""
         parameters = self._engine.stepped_parameters(optimizer, self._names)
-        self._note({name: parameter for name, parameter in parameters.items() if name not in self.seen.scales})
+        self._note({name: p for name, p in parameters.items() if self._key(name) not in self.seen.scales})
+        if self._magnitudes and not self.forced:
+            groups = [[self._key(self.name_of(p)) for p in group["params"]] for group in optimizer.param_groups]
+            self.seen.steps.append((copy.deepcopy(optimizer), groups))
         self._engine.step(optimizer)
         self._raw = {}
-        self.seen.weights |= self._engine.full_weights(parameters)
-        self._engine.put_weights(parameters, self.forced)
+        keys = {name: self._key(name) for name in parameters}
+        weights = self._engine.full_weights(parameters)  # of other stages too
+        self.seen.weights |= {self._key(name): weight for name, weight in weights.items()}
+        forced = {name: self.forced[key] for name, key in keys.items() if key in self.forced}
+        self._engine.put_weights(parameters, forced)
+        for name in weights:
+            self._stepped[name] = self._stepped.get(name, 0) + 1
 
     def note_averages(self, averages: Nets) -> None:
         """Notes averages of the weights, without buffers, as full tensors; every rank that keeps some calls it."""
@@ -130,15 +144,18 @@ class RecordingEngine:
     def _note(self, parameters: Mapping[str, nn.Parameter]) -> None:
         if not parameters:
             return
-        gradients = self._engine.full_gradients(parameters)
+        gradients = {self._key(name): value for name, value in self._engine.full_gradients(parameters).items()}
         self.seen.gradients |= gradients
         self.seen.scales |= dict.fromkeys(gradients, 1.0)
-        for name in gradients.keys() & self._raw.keys() & parameters.keys():
-            gradient = parameters[name].grad
-            if gradient is not None:
+        for name in self._raw.keys() & parameters.keys():
+            key, gradient = self._key(name), parameters[name].grad
+            if key in gradients and gradient is not None:
                 summed = float(self._sums[name].double().norm())
                 normalised = float(gradient.double().norm()) / summed if summed else 1.0
-                self.seen.magnitudes[name] = self._raw[name] * normalised
+                self.seen.magnitudes[key] = self._raw[name] * normalised
+
+    def _key(self, name: str) -> str:
+        return step_key(name, self._stepped.get(name, 0))
 
     def name_of(self, parameter: nn.Parameter) -> str:
         """``net.path``."""

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from memfit.apply.checkpointing import recompute
 from memfit.apply.train_state import TrainState, build
@@ -29,9 +26,10 @@ from memfit.train.launch.plan_device import device_of_plan
 from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext, micro_batches
 from memfit.train.run_folder import RunFolder
-from memfit.verify.bounds import sum_bound, weight_bounds, weight_difference
+from memfit.verify.bounds import bounds_of_steps, sum_bound, weight_difference
 from memfit.verify.perturbation import allow_for, perturbed_windows, product_parts
 from memfit.verify.recording_engine import RecordingEngine
+from memfit.verify.step_keys import at_the_end
 
 
 def main(arguments: list[str]) -> int:
@@ -75,7 +73,6 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
         return {name: float(value) for name, value in result.losses.items()}
 
     load_sharded(train_state, folder / "before")
-    optimizers = {name: copy.deepcopy(optimizer) for name, optimizer in train_state.optimizers.items()}
     recording.begin()
     losses, seen = run(train_state), recording.seen
     if recorded["sharded_state"]:
@@ -88,12 +85,9 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     theirs = {
         f"{name}.{path}": p.detach() for name, net in train_state.nets.items() for path, p in net.named_parameters()
     }
-    allowed: dict[str, torch.Tensor] = {}
-    for name, optimizer in optimizers.items():
-        names = [[recording.name_of(p) for p in group["params"]] for group in train_state.optimizers[name].param_groups]
-        allowed |= weight_bounds(optimizer, names, seen.gradients, seen.magnitudes, seen.scales, bound)
-    mine = {name: value for name, value in seen.weights.items() if name.split(".")[0] not in apart}
-    weights = weight_difference(mine, theirs, allowed)
+    allowed = bounds_of_steps(seen.steps, seen.gradients, seen.magnitudes, seen.scales, bound)
+    mine = {name: value for name, value in at_the_end(seen.weights).items() if name.split(".")[0] not in apart}
+    weights = weight_difference(mine, theirs, at_the_end(allowed))
     differences = {
         name: abs(value - recorded["losses"][name]) / max(abs(value) + seen.loss_magnitudes.get(name, 0.0), 1e-30)
         for name, value in losses.items()

@@ -182,11 +182,6 @@ def _alone(plan: Plan, windows: int) -> list[dict[str, Any]]:
                 check_windows(windows, _tensor_bytes(begin))
             window = context.windows.window(number)
             single_rank = Window(number=number, epoch=window.epoch, ranks=(window.micro_batches,))
-            optimizers = {name: copy.deepcopy(optimizer) for name, optimizer in train_state.optimizers.items()}
-            names = {
-                name: [[recording.name_of(p) for p in group["params"]] for group in optimizer.param_groups]
-                for name, optimizer in train_state.optimizers.items()
-            }
 
             def run(this: TrainState, window: Window = single_rank) -> dict[str, float]:
                 result = run_window(this, micro_batches(this, context, window))
@@ -202,15 +197,7 @@ def _alone(plan: Plan, windows: int) -> list[dict[str, Any]]:
                 others = perturbed_windows(recording, train_state, seen, partial(put_back, begin), run, parts)
                 allow_for(seen, losses, others, sum_bound(len(window.micro_batches)))
                 put_back(after)
-            results.append(
-                {
-                    "begin": begin,
-                    "seen": seen,
-                    "losses": losses,
-                    "optimizers": optimizers,
-                    "names": names,
-                }
-            )
+            results.append({"begin": begin, "seen": seen, "losses": losses})
     return results
 
 

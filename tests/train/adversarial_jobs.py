@@ -8,7 +8,7 @@ from memfit.job import Job, Turn
 
 
 class Adversarial(Job):
-    """The judge's turn runs the generator without a backward, and is the first or the last of a window."""
+    """The judge learns twice in a window, before or after the generator, which then runs without a backward."""
 
     judge_last: bool = False
     ema: float | None = 0.9
@@ -22,11 +22,9 @@ class Adversarial(Job):
         return {name: torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9) for name, net in nets.items()}
 
     def turns(self, optimizers):
-        turns = [
-            Turn(name="judge", loss=self.judged, optimizers=("judge",)),
-            Turn(name="maker", loss=self.made, optimizers=("maker",)),
-        ]
-        return turns[::-1] if self.judge_last else turns
+        judge = [Turn(name=name, loss=self.judged, optimizers=("judge",)) for name in ("judge", "judge again")]
+        maker = [Turn(name="maker", loss=self.made, optimizers=("maker",))]
+        return maker + judge if self.judge_last else judge + maker
 
     def judged(self, nets, batch, shared):
         made = nets["maker"](batch[:, :8]).detach()

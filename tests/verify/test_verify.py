@@ -77,6 +77,14 @@ def test_a_sound_job_is_the_same_on_three_ranks_to_rounding():
     assert three["bound"] == sum_bound(6)
 
 
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_a_net_that_steps_twice_in_a_window_is_the_same_to_rounding(engine):
+    job = f"{ROOT}/tests/train/adversarial_jobs.py:Adversarial"
+    code, verified = verify(job, "--world-sizes", "1,2", "--windows", "2", "--engine", engine)
+    assert code == 0, verified
+    assert not verified["findings"]
+
+
 def test_sharded_ranks_are_the_same_to_rounding():
     code, answer = verify("Sound", "--world-sizes", "3", "--engine", "fsdp2")
     (three,) = answer["worlds"]
