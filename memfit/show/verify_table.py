@@ -14,10 +14,13 @@ from memfit.show.console import make_console
 def show_verified(verified: dict[str, Any], plan: Plan) -> None:
     """Prints the worlds and the findings."""
     console = make_console(emoji=False)
-    verdict = "[bold green]The same[/]" if verified["ok"] else "[bold red]Not the same[/]"
+    same = all(world["ok"] for world in verified["worlds"])
+    faults = dict.fromkeys(finding["code"] for finding in verified["findings"] if finding["kind"] == "fault")
+    verdict = f"[bold {'green' if verified['ok'] else 'red'}]{'The same' if same else 'Not the same'}[/]"
     worlds = " and ".join(str(world["world"]) for world in verified["worlds"])
     mesh = next((f" ({world['mesh']})" for world in verified["worlds"] if world["mesh"]), "")
-    console.print(f"{verdict} on {worlds} ranks{mesh}.")
+    fault = f", with a fault: {', '.join(faults)}" if same and faults else ""
+    console.print(f"{verdict} on {worlds} ranks{mesh}{fault}.")
     batch = f"{plan.global_batch} {plan.unit} a window, at most {plan.micro_batch} at once, fp32"
     console.print(f"{escape(plan.job)}: {batch}.")
     table = Table(box=None, pad_edge=False)

@@ -35,3 +35,11 @@ def test_the_verdict_names_the_mesh(capsys):
     worlds = [world(1, True), world(4, True, "dp_replicate=2,dp_shard=2")]
     show_verified({"ok": True, "worlds": worlds, "findings": []}, PLAN)
     assert "The same on 1 and 4 ranks (dp_replicate=2,dp_shard=2)." in capsys.readouterr().out
+
+
+def test_a_fault_of_the_job_is_not_called_a_difference(capsys):
+    """A split changes what batch normalisation learns, and stages of a pipeline split nothing."""
+    finding = {"kind": "fault", "code": "batch_norm", "text": "batch normalisation by local batches in net.1"}
+    worlds = [world(1, True), world(2, True, "pp=2")]
+    show_verified({"ok": False, "worlds": worlds, "findings": [finding]}, PLAN)
+    assert capsys.readouterr().out.splitlines()[0] == "The same on 1 and 2 ranks (pp=2), with a fault: batch_norm."
