@@ -12,8 +12,11 @@ _UNITS = {
 }  # fmt: skip
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, what: str = "size") -> int:
     """Bytes of a size such as ``24GiB``, ``24GB`` or ``512MiB``; at least one byte. ``24G`` is 24 GiB, as in Docker.
+
+    Args:
+        what: the option that it is of, for messages.
 
     Raises:
         InputError: no number, an unknown unit, or a size that is not positive.
@@ -21,12 +24,12 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     unit = match and _UNITS.get(match[2].upper())
     if not match or not unit:
-        raise InputError(f"size {text!r}", "not a number and a unit", "write a size such as 24GiB, 24GB or 512MiB")
+        raise InputError(f"{what} {text!r}", "not a number and a unit", "write a size such as 24GiB, 24GB or 512MiB")
     nbytes = int(float(match[1]) * unit)
     if nbytes >= 2**63:
-        raise InputError(f"size {text!r}", "more than a machine can address", "write a size such as 24GiB or 512MiB")
+        raise InputError(f"{what} {text!r}", "more than a machine can address", "write a size such as 24GiB or 512MiB")
     if nbytes < 1:
-        raise InputError(f"size {text!r}", "a size is more than nothing", "write a size such as 24GiB or 512MiB")
+        raise InputError(f"{what} {text!r}", "a size is more than nothing", "write a size such as 24GiB or 512MiB")
     return nbytes
 
 

@@ -73,7 +73,7 @@ def choose_device(name: str | None, memory: str | None, headroom: str | None = N
         device = local_devices()[0]
     else:
         device = local_cpu() if name == "cpu" else find_device(name)
-    device = with_memory(device, parse_size(memory)) if memory is not None else device
+    device = with_memory(device, parse_size(memory, "--memory")) if memory is not None else device
     return device if headroom is None else _with_headroom(device, headroom)
 
 
@@ -100,7 +100,7 @@ def _with_headroom(device: Device, headroom: str) -> Device:
     if usable is None:
         raise InputError(f"device {device.key}", "its memory is not known", "give --memory SIZE")
     percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", headroom)
-    left = usable - (math.ceil(usable * float(percent[1]) / 100) if percent else parse_size(headroom))
+    left = usable - (math.ceil(usable * float(percent[1]) / 100) if percent else parse_size(headroom, "--headroom"))
     if left < 1:
         seen = f"--headroom {headroom}"
         raise InputError(seen, f"it leaves nothing of {format_size(usable)}", "write --headroom 5% or a smaller size")

@@ -119,7 +119,7 @@ def command(
     -- python train.py ARGS.
     """
     targets = choose_devices(device_names, memory, headroom)
-    limit = parse_size(budget) if budget is not None else None
+    limit = parse_size(budget, "--budget") if budget is not None else None
     if ci and limit is None:
         raise InputError("--ci without --budget", "there is nothing to check against", "write --budget 8GiB too")
     single = {"--snapshot": snapshot, "--trace": trace, "--epoch": epoch, "--shapes": shapes}

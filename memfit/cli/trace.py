@@ -150,7 +150,7 @@ def _request(words: tuple[str, ...], device: str | None, options: dict[str, Any]
     return TraceRequest(
         command=command,
         device=key,
-        memory_bytes=parse_size(memory) if memory else None,
+        memory_bytes=parse_size(memory, "--memory") if memory else None,
         enforced=memory is not None,
         asked=device is not None or memory is not None,
         steps=whole_number("--steps", options["steps"]),
@@ -161,7 +161,7 @@ def _request(words: tuple[str, ...], device: str | None, options: dict[str, Any]
         assumed=tuple(_assumption(text) for text in options["assume"]),
         writable=tuple(_folder(text) for text in options["writable"]),
         unsafe_writes=options["unsafe_writes"],
-        host_bytes=parse_size(options["host_memory"]) if options["host_memory"] else free_host_bytes(),
+        host_bytes=parse_size(options["host_memory"], "--host-memory") if options["host_memory"] else free_host_bytes(),
     )
 
 

@@ -36,7 +36,7 @@ def command(target: str, memory: str | None, as_json: bool) -> int:
     from memfit.train.launch.stop_signals import ended_by_signals
     from memfit.train.launch.supervisor import Supervisor, run_child
 
-    budget = 0 if memory is None else parse_size(memory)
+    budget = 0 if memory is None else parse_size(memory, "--memory")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "values.json"
         arguments = [sys.executable, "-m", "memfit.train.launch.validation_worker", target, str(file), str(budget)]

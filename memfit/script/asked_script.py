@@ -81,7 +81,10 @@ class AskedScript(AskedJob):
                 f"{shape.items} samples", why, f"write {PLACEHOLDER} there, as in --batch-size {PLACEHOLDER}"
             )
         known = {**DEFAULTS, "checkpointing": {}}
-        if other := next((name for name, value in choices.items() if known.get(name) != value), None):
+        others = [name for name, value in choices.items() if known.get(name) != value]
+        if other := next(
+            (name for name in ("mesh", *others) if name in others), None
+        ):  # a mesh has its engine and ranks
             option = "--accumulate" if other == "micro_batches" else f"--{other}"
             raise InputError(f"{option} with {self.name}", "a script is asked as it is written", f"leave {option} out")
         outcome = trace_script(at_size(self.request(device), shape.items))

@@ -101,11 +101,13 @@ OPTIONS = {
 }
 
 VALUES = {
-    "memory of nothing": (["--memory", "0"], ["size '0'", "write a size such as 24GiB"]),
-    "memory of 0 GiB": (["--memory", "0GiB"], ["size '0GiB'", "more than nothing"]),
-    "a unit that is none": (["--memory", "24 GBs"], ["size '24 GBs'", "not a number and a unit"]),
-    "memory below zero": (["--memory", "-1GiB"], ["size '-1GiB'"]),
-    "memory that is not a number": (["--memory", "nan"], ["size 'nan'"]),
+    "memory of nothing": (["--memory", "0"], ["--memory '0'", "write a size such as 24GiB"]),
+    "memory of 0 GiB": (["--memory", "0GiB"], ["--memory '0GiB'", "more than nothing"]),
+    "a unit that is none": (["--memory", "24 GBs"], ["--memory '24 GBs'", "not a number and a unit"]),
+    "memory below zero": (["--memory", "-1GiB"], ["--memory '-1GiB'"]),
+    "headroom below zero": (["--headroom", "-1"], ["--headroom '-1'", "not a number and a unit"]),
+    "a budget of no unit": (["--budget", "1XB"], ["--budget '1XB'", "not a number and a unit"]),
+    "memory that is not a number": (["--memory", "nan"], ["--memory 'nan'"]),
     "memory left empty": (["--memory", ""], ["--memory ''", "it is empty"]),
     "memory beyond all machines": (["--memory", "9" * 30 + "GiB"], ["more than a machine can address"]),
     "micro-batch 0": (["--micro-batch", "0"], ["--micro-batch '0'", "write --micro-batch 1 or more"]),

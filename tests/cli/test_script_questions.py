@@ -93,6 +93,7 @@ def test_the_largest_batch_needs_what_predict_says_and_the_next_does_not_fit(cap
         (("predict", "--micro-batch", "4"), "write {batch} there"),
         (("predict", "--checkpoint", "all"), "leave --checkpoint out"),
         (("predict", "--engine", "ddp", "--world", "2"), "leave --engine out"),
+        (("predict", "--mesh", "tp=2"), "leave --mesh out"),
         (("compare", "--set", "width=3"), "behind another --"),
         (("max", "--length"), "leave --length out"),
         (("ui", "--devices", "2"), "leave it out"),

@@ -221,7 +221,8 @@ def _reason(answer: Answer, crossing: str) -> str:
     counts = {state: sum(row.state == state for row in rows) for state in _ORDER}
     parts = [f"fastest of {counts[CHOSEN] + counts[FITS]} meshes that fit, of {len(rows)}"]
     if counts[SLOWER]:
-        parts.append(f"{counts[SLOWER]} take as long at least, whatever they recompute")
+        takes, they = ("takes", "it recomputes") if counts[SLOWER] == 1 else ("take", "they recompute")
+        parts.append(f"{counts[SLOWER]} {takes} as long at least, whatever {they}")
     return "; ".join([*parts, *([crossing] if crossing else [])])
 
 
