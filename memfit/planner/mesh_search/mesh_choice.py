@@ -219,7 +219,8 @@ def _ladder(rows: Sequence[MeshRow]) -> tuple[MeshRow, ...]:
 def _reason(answer: Answer, crossing: str) -> str:
     rows = answer.meshes
     counts = {state: sum(row.state == state for row in rows) for state in _ORDER}
-    parts = [f"fastest of {counts[CHOSEN] + counts[FITS]} meshes that fit, of {len(rows)}"]
+    fit = counts[CHOSEN] + counts[FITS]
+    parts = [f"fastest {f'of {fit} meshes that fit' if fit > 1 else 'mesh that fits'}, of {len(rows)}"]
     if counts[SLOWER]:
         takes, they = ("takes", "it recomputes") if counts[SLOWER] == 1 else ("take", "they recompute")
         parts.append(f"{counts[SLOWER]} {takes} as long at least, whatever {they}")
