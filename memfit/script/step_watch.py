@@ -219,6 +219,8 @@ class StepWatch:
         """Context of autograd's engine, a part of the window."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if self.tracer.is_quiet:
+                return run(*args, **kwargs)
             nested = current_autograd_node() is not None
             if not nested:
                 self.training("backward")

@@ -72,13 +72,13 @@ class ScriptTracer(Tracer):
         return nullcontext() if self.is_paused else super().quiet()
 
     def _enter_module(self, module: Any, args: Any) -> None:
-        if not self.is_paused:
+        if not self.is_quiet:
             self.watch.enter_module(module)
         super()._enter_module(module, args)
 
     def _leave_module(self, module: Any, args: Any, output: Any) -> None:
         super()._leave_module(module, args, output)
-        if not self.is_paused:
+        if not self.is_quiet:
             self.watch.leave_module(module)
 
     def event(self, kind: int, storage: int, row: int | None = None) -> None:

@@ -195,3 +195,36 @@ def know_shapes(schedule: Any, stages: Any, *args: Any) -> None:
 
     for stage in stages:
         stage._inference_mode = InferenceMode.STATIC
+
+
+SEND, RECEIVE = "_send_meta", "_recv_meta"
+"""For patches of PipelineStage: a stage tells a stage of another rank the shapes of the tensors that it sends to it."""
+
+
+def ask_for_shapes(schedule: Any, stages: Sequence[Any], has_backward: bool) -> None:
+    """In the place of ``WARM_UP``: stages that were not given their shapes run a forward and backward for them."""
+    from torch.distributed.pipelining.stage import InferenceMode
+
+    asks = any(InferenceMode.needs_dynamic(stage._user_meta, has_backward) for stage in stages)
+    for stage in stages:
+        stage._inference_mode = InferenceMode.DYNAMIC if asks else InferenceMode.STATIC
+
+
+def stages_of(schedule: Any) -> list[Any]:
+    """The stages of a schedule's rank."""
+    return list(schedule._stages) if hasattr(schedule, "_stages") else [schedule._stage]
+
+
+def send_all(stage: Any) -> None:
+    """Lets a stage send what it tells its neighbours also to those of its own rank, and receive theirs."""
+    stage._is_same_rank = lambda other: False
+
+
+def run_forward_for_shapes(stage: Any, args: Any, kwargs: Any, has_backward: bool) -> None:
+    """Runs a stage's forward for the shapes of what it sends, which it then tells the next stage."""
+    stage._forward_metadata_inference(args, kwargs, has_backward)
+
+
+def run_backward_for_shapes(schedule: Any, stage: Any, target: Any, loss_kwargs: Any) -> None:
+    """Runs the backward after ``run_forward_for_shapes``, and tells the stage before the shapes of its gradients."""
+    stage._backward_metadata_inference(loss_fn=schedule._loss_fn, target=target, loss_kwargs=loss_kwargs)

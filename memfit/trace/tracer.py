@@ -73,6 +73,11 @@ class Tracer(EventRecord, TorchDispatchMode):
 
     # ---- where the code is
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is recorded now."""
+        return self._is_quiet
+
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Context in which nothing is recorded, for what a real run does not do."""

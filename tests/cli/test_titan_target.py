@@ -1,6 +1,5 @@
 """memfit predict torchtitan:NAME: pytest tests/cli/test_titan_target.py"""
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -170,19 +169,51 @@ def test_what_is_not_modelled_is_refused_in_one_line(words: tuple[str, ...], sai
     is_one_line(really("predict", *words, "--device", "h100"), said)
 
 
-@needs_torchtitan
-def test_pipelines_are_refused_while_schedules_take_no_micro_batches() -> None:
-    """Fails beside a torch whose schedules take them: then a prediction of stages is due."""
-    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+BEFORE_2_14 = release_number(torch.__version__) < (2, 14)
+WITHOUT_GRAPHS = ("--set", "training.disable_cuda_graphs=true")
+needs_pipelines = pytest.mark.skipif(BEFORE_2_14, reason="schedules take torchtitan's micro-batches from torch 2.14 on")
 
-    assert "arg_mbs" not in inspect.signature(PipelineScheduleSingle.step).parameters
-    graphs = ("--set", "training.disable_cuda_graphs=true")
-    is_one_line(really(*AT, *SMALL, *graphs, "--mesh", "pp=2,dp_shard=2"), "(arg_mbs)", "leave pp out")
+
+@needs_torchtitan
+@pytest.mark.skipif(not BEFORE_2_14, reason="torch 2.14 and later have arg_mbs")
+def test_pipelines_are_refused_while_schedules_take_no_micro_batches() -> None:
+    is_one_line(
+        really(*AT, *SMALL, *WITHOUT_GRAPHS, "--mesh", "pp=2,dp_shard=2"), "(arg_mbs)", "torch 2.14, or leave pp out"
+    )
+
+
+@needs_torchtitan
+def test_pipelines_say_that_cuda_graphs_must_be_off() -> None:
     is_one_line(really(*AT, *SMALL, "--mesh", "pp=2"), "CUDA graphs do not support pipeline parallelism")
 
 
 @needs_torchtitan
+@needs_pipelines
+@pytest.mark.slow
+def test_of_a_pipeline_s_ranks_the_one_that_needs_most_is_named() -> None:
+    asked = (*WITHOUT_GRAPHS, "--mesh", "pp=2,dp_shard=2")
+    most, *ranks = (answer(*asked, *more) for more in ((), ("--rank", "0"), ("--rank", "2"), ("--rank", "3")))
+    peaks = [each["phases"]["train"]["allocated_bytes"] for each in (most, *ranks)]
+    assert most["mesh"] == {"pp": 2, "dp_shard": 2}
+    assert [each["rank"] for each in ranks] == [0, 2, 3]
+    assert most["rank"] in (0, 2)
+    assert peaks[0] == max(peaks[1:3]) != min(peaks[1:3])
+    assert peaks[3] <= peaks[2], "ranks of one stage have equal parts, or smaller ones"
+    assert "each place in the pipeline" in most["rank_reason"]
+
+
+@needs_torchtitan
+@needs_pipelines
+@pytest.mark.slow
+def test_a_zero_bubble_schedule_says_which_checkpointing_it_takes() -> None:
+    schedule = ("--set", "parallelism.pipeline_parallel_schedule=ZBVZeroBubble", "--mesh", "pp=2", "--rank", "0")
+    code, _, err = really(*AT, *SMALL, *WITHOUT_GRAPHS, *schedule)
+    assert code == 2
+    assert "write --set activation_checkpoint=full or none" in err
+    assert answer(*WITHOUT_GRAPHS, *schedule, "--set", "activation_checkpoint=none")["rank"] == 0
+
+
+@needs_torchtitan
+@pytest.mark.skipif(not BEFORE_2_14, reason="torch 2.14 and later take spmd_types")
 def test_spmd_types_on_several_ranks_says_which_torch_takes_it() -> None:
-    """Fails beside torch 2.14: then its prediction is due."""
-    assert release_number(torch.__version__) < (2, 14)
     is_one_line(really(*AT, "--world", "2"), "--set parallelism.spmd_backend=full_dtensor, or install torch 2.14")

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from memfit.device.virtual import backend
-from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.patching import appended, replaced
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.distributed import (
     CHUNKS,
@@ -46,6 +46,18 @@ _known_worlds: dict[tuple[int, int, str | None], int] = {}
 """Numbers of fake groups by (world, rank, mesh): where all three are equal, groups have equal names."""
 Quiet = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes a context in which the tracer records nothing."""
+_quiet: list[Quiet] = []
+"""Those of the fake groups that are there."""
+
+
+def is_simulated() -> bool:
+    """Whether the default process group is a fake one, whose other ranks do not exist."""
+    return bool(_quiet)
+
+
+def unrecorded() -> contextlib.AbstractContextManager[Any]:
+    """Context in which the tracer of the fake group records nothing, for what other ranks do."""
+    return _quiet[-1]()
 
 
 def _on_real_tensors(plain: Any) -> Any:
@@ -129,6 +141,7 @@ def fake_world(
         with disable_current_modes():
             dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
         stack.callback(dist.destroy_process_group)
+        stack.enter_context(appended(_quiet, quiet))
         yield
 
 
@@ -142,7 +155,7 @@ def simulated_neighbours() -> Iterator[None]:
     """
 
     check_pipelining()
-    send = dist.isend
+    send, receive = dist.isend, dist.irecv
 
     def one_by_one(operations: list[dist.P2POp]) -> list[Any]:
         peers = [{"group_dst" if op.op is dist.isend else "group_src": op.group_peer} for op in operations]
@@ -153,12 +166,24 @@ def simulated_neighbours() -> Iterator[None]:
     def kept(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         return _Sent(send(tensor, *args, **kwargs), tensor)
 
+    def filled(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(tensor, FakeTensor) and tensor.device.type == "cpu" and tensor.is_floating_point():
+            _fill(tensor)
+        return receive(tensor, *args, **kwargs)
+
     with (
         replaced(schedule_class(), **{WARM_UP: know_shapes}),
-        replaced(dist, batch_isend_irecv=one_by_one, isend=kept),
-        replaced(distributed_c10d, isend=kept),
+        replaced(dist, batch_isend_irecv=one_by_one, isend=kept, irecv=filled),
+        replaced(distributed_c10d, isend=kept, irecv=filled),
     ):
         yield
+
+
+def _fill(tensor: Tensor) -> None:
+    """Gives a real tensor numbers, as what another rank sends has: what its memory held before may be none, and a loss
+    that is computed of it is none either."""
+    with unrecorded(), torch.no_grad():
+        tensor.detach().normal_(generator=torch.Generator().manual_seed(0))
 
 
 class _Sent:

@@ -124,10 +124,12 @@ class AskedTitan(AskedJob):
         if asked is not None and asked >= self.world:
             write = f"write --rank {self.world - 1} or less"
             raise InputError(f"--rank {asked}", f"there are ranks 0 to {self.world - 1}", write)
-        rank = asked if asked is not None else 0
         facts: set[str] = set()
-        traces = {rank: self._rank(rank, shape, device, facts)}
-        reason = _FIRST if asked is None and self.world > 1 else ""
+        ranks = self._binding_ranks if asked is None else (asked,)
+        traces = {rank: self._rank(rank, shape, device, facts) for rank in ranks}
+        reason = ""
+        if asked is None and self.world > 1:
+            reason = _FIRST if self.mesh.pp == 1 else _FIRST_OF_PLACES
         return TracedQuestion(
             settings={"training.seq_len": self.description.length, **self._target.changes, **self._variables},
             shape=shape,
@@ -136,6 +138,11 @@ class AskedTitan(AskedJob):
             allocator=self._allocator, facts=device_facts(device, facts), mesh=self.mesh.sizes(), rank_reason=reason,
             not_validated=self.description.not_validated,
         )  # fmt: skip
+
+    @property
+    def _binding_ranks(self) -> tuple[int, ...]:
+        """Ranks of which one needs most: the first of each place in the pipeline, whose ranks are neighbours."""
+        return tuple(range(0, self.world, self.world // self.mesh.pp))
 
     def _rank(self, rank: int, shape: Shape, device: Device, facts: set[str]) -> Trace:
         """One rank's trace; ``facts`` gets what it asked of the card."""
@@ -169,10 +176,7 @@ class AskedTitan(AskedJob):
         described = self.description
         if self.mesh.pp > 1 and not described.has_pipelines:
             why = f"schedules of torch {described.torch} do not take micro-batches as torchtitan gives them (arg_mbs)"
-            raise InputError(f"{self.name} with pp={self.mesh.pp}", why, "install a later torch, or leave pp out")
-        if self.mesh.pp > 1:
-            why = "its stages tell each other the shapes of their tensors, which a simulated rank is not told"
-            raise InputError(f"{self.name} with pp={self.mesh.pp}", why, "leave pp out, or write a job and --mesh pp=2")
+            raise InputError(f"{self.name} with pp={self.mesh.pp}", why, "install torch 2.14, or leave pp out")
         version = tuple(int(part) for part in re.findall(r"\d+", described.torch)[:2])
         if described.backend == "spmd_types" and self.world > 1 and version < _SPMD_TYPES:
             why = f"fully_shard of torch {described.torch} does not take the parameters of parallelism.spmd_backend"
@@ -187,7 +191,12 @@ def _what_to_write(summary: str) -> str:
     """What a person does about an error of torchtitan: kernels of MXFP8 and NVFP4 are Triton's, or other packages'."""
     if "triton" in summary.lower() and not is_installed("triton"):
         return "install triton, whose kernels these layers start"
+    if _SELECTIVE in summary:
+        return "write --set activation_checkpoint=full or none, since this schedule goes backward through a layer twice"
     return "install what it names" if "install" in summary else "change the settings that it names"
 
 
+_SELECTIVE = "region computed under selective activation checkpoint"
+"""Of torch's error where a zero-bubble schedule meets selective checkpointing."""
 _FIRST = "rank 0 was traced: tensors are cut by ceiling division, first parts are largest"
+_FIRST_OF_PLACES = _FIRST.replace("rank 0", "the first rank of each place in the pipeline")

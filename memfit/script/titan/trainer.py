@@ -15,6 +15,7 @@ import torch
 from memfit.script.titan.balanced_experts import balance_experts
 from memfit.script.titan.config import importable, load_config
 from memfit.script.titan.images import reads_images, stand_in_images
+from memfit.script.titan.other_stages import other_stages
 from memfit.script.titan.target import target_from_json
 
 
@@ -24,9 +25,11 @@ def main() -> None:
         config = load_config(target_from_json(sys.argv[1]))
         stand_in(config)
         balance_experts()
-        trainer = config.build()
-        trainer.train()
-        trainer.close()
+        with other_stages(config) as follow:
+            trainer = config.build()
+            follow(trainer)
+            trainer.train()
+            trainer.close()
 
 
 def stand_in(config: Any) -> None:

@@ -2,9 +2,12 @@
 
 Attention is torch's own, since FlexAttention has no backward on the CPU. With WORLD_SIZE and RANK, one rank of FSDP.
 With TITAN_FLOAT8=1, torchao's Float8 layers in its emulation, which a CPU runs. With TITAN_COMPILE=1, blocks and loss
-are compiled.
+are compiled. TITAN_MODEL names another model with a debug model, and TITAN_PARALLELISM has settings of ``parallelism``
+as JSON. With TITAN_PLAIN=1, nothing is recomputed.
 """
 
+import importlib
+import json
 import os
 import sys
 from types import SimpleNamespace
@@ -12,6 +15,7 @@ from types import SimpleNamespace
 from torch.distributed.fsdp import FSDPModule
 
 from memfit.script.titan.config import importable
+from memfit.script.titan.other_stages import other_stages
 from memfit.script.titan.trainer import stand_in
 
 MONITOR = {
@@ -26,12 +30,13 @@ for name, value in SINGLE.items():
     os.environ.setdefault(name, value)
 with importable():
     from torchtitan.models.common.attention import ScaledDotProductAttention
-    from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
+    model = os.environ.get("TITAN_MODEL", "llama3")
+    registry = importlib.import_module(f"torchtitan.models.{model}.config_registry")
     for name, module in list(sys.modules.items()):
         if name.startswith("torchtitan") and getattr(module, "device_type", None) == "cuda":
             module.device_type, module.device_module = "cpu", SimpleNamespace(**MONITOR)
-    config = llama3_debugmodel()
+    config = getattr(registry, f"{model}_debugmodel")()
     if os.environ.get("TITAN_FLOAT8") == "1":
         from torchtitan.components.quantization import Float8LinearConverter
         from torchtitan.models.llama3 import model_registry
@@ -41,11 +46,21 @@ with importable():
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
     config.training.local_batch_size, config.training.seq_len, config.training.steps = 2, 1024, 3
     config.parallelism.spmd_backend = "full_dtensor"
+    settings = json.loads(os.environ.get("TITAN_PARALLELISM", "{}"))
+    if os.environ.get("TITAN_PLAIN") == "1":
+        config.activation_checkpoint = None
+    if settings:
+        config.training.local_batch_size, config.training.seq_len = 8, 256
+    for name, value in settings.items():
+        setattr(config.parallelism, name, value)
     config.compile.enable = os.environ.get("TITAN_COMPILE") == "1"
     stand_in(config)
-    trainer = config.build()
-    for module in trainer.model_parts[0].modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no sum that scales
-    trainer.train()
-    trainer.close()
+    with other_stages(config) as follow:
+        trainer = config.build()
+        follow(trainer)
+        for part in trainer.model_parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.set_force_sum_reduction_for_comms(True)  # gloo has no sum that scales
+        trainer.train()
+        trainer.close()

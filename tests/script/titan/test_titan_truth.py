@@ -1,4 +1,6 @@
-"""torchtitan's own trainer traced on the virtual CPU and really run on the CPU under the profiler, one rank and two."""
+"""torchtitan's own trainer traced on the virtual CPU and really run on the CPU under the profiler, on one rank and on
+several of FSDP and pipelines.
+"""
 
 import json
 import os
@@ -6,6 +8,8 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ from memfit.errors import is_installed
 from memfit.script.command import parse_command, torchrun_variables
 from memfit.script.launch import trace_script
 from memfit.script.outcome import TraceRequest
+from memfit.script.titan.target import DEGREES
 from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
 from testing.truth import operator_names
@@ -28,6 +33,12 @@ needs_compiler = pytest.mark.skipif(
     release_number(torch.__version__) < (2, 14) or shutil.which("g++") is None,
     reason="torch compiles blocks of DTensors from 2.14 on, and inductor compiles for the CPU with g++",
 )
+needs_pipelines = pytest.mark.skipif(
+    release_number(torch.__version__) < (2, 14), reason="schedules take torchtitan's micro-batches from torch 2.14 on"
+)
+IN_PLACE = {"aten::add_"}
+"""Of tensors of unequal types, whose copy within the call is not counted; a trace notes no operator that allocates
+nothing."""
 needs_torchao = pytest.mark.skipif(not is_installed("torchao"), reason="torchao is not installed: pip install torchao")
 
 
@@ -40,22 +51,54 @@ needs_torchao = pytest.mark.skipif(not is_installed("torchao"), reason="torchao 
     ],
 )  # fmt: skip
 def test_the_trace_has_the_bytes_of_a_real_rank(world: int, variable: str, tmp_path: Path, monkeypatch) -> None:
-    from dataclasses import replace
-
     monkeypatch.chdir(tmp_path)
     if variable:
         monkeypatch.setenv(variable, "1")
-    command = replace(parse_command(["python", SCRIPT]), world=world, environment=torchrun_variables(world, world, 0))
-    outcome = trace_script(TraceRequest(command=command, device="cpu", memory_bytes=8 << 30, batches=1000))
+    traced, operators = traced_peak(world, 0)
+    assert traced == pytest.approx(real_peaks(world, operators)[0], rel=BOUND)
+
+
+@needs_pipelines
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("degrees", "schedule", "model"),
+    [
+        ({"pp": 2}, "1F1B", "llama3"), ({"pp": 2}, "GPipe", "llama3"), ({"pp": 2}, "Interleaved1F1B", "llama3"),
+        ({"pp": 2}, "InterleavedZeroBubble", "llama3"), ({"pp": 2}, "ZBVZeroBubble", "llama3"),
+        ({"pp": 4}, "1F1B", "llama3"), ({"pp": 4}, "Interleaved1F1B", "llama3"), ({"pp": 4}, "ZBVZeroBubble", "llama3"),
+        ({"pp": 2, "dp_shard": 2}, "1F1B", "llama3"), ({"pp": 2, "dp_shard": 2}, "Interleaved1F1B", "llama3"),
+        ({"pp": 2}, "1F1B", "deepseek_v3"), ({"pp": 2}, "1F1B", "qwen3"),
+    ],
+)  # fmt: skip
+def test_each_rank_of_a_pipeline_has_the_bytes_of_a_real_one(
+    degrees: dict[str, int], schedule: str, model: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {DEGREES[name]: size for name, size in degrees.items()} | {"pipeline_parallel_schedule": schedule}
+    monkeypatch.setenv("TITAN_PARALLELISM", json.dumps(settings))
+    monkeypatch.setenv("TITAN_MODEL", model)
+    if "ZeroBubble" in schedule:  # torch's selective checkpointing recomputes for one backward alone
+        monkeypatch.setenv("TITAN_PLAIN", "1")
+    world = prod(degrees.values())
+    traced = [traced_peak(world, rank) for rank in range(world)]
+    operators = set.union(*(operators for _, operators in traced))
+    assert [peak for peak, _ in traced] == pytest.approx(real_peaks(world, operators), rel=BOUND)
+
+
+def traced_peak(world: int, rank: int) -> tuple[int, set[str]]:
+    """The largest bytes of live tensors of training of a traced rank, and the operators that it called."""
+    environment = torchrun_variables(world, world, rank)
+    command = replace(parse_command(["python", SCRIPT]), world=world, environment=environment)
+    request = TraceRequest(command=command, device="cpu", memory_bytes=8 << 30, batches=1000, rank=rank)
+    outcome = trace_script(request)
     assert outcome.error is None, outcome.error.text
     assert outcome.bare is not None
-    traced = live_peaks(outcome.bare)["train"]
-    really = real_peak(world, ",".join(sorted(operator_names(outcome.bare))))
-    assert traced == pytest.approx(really, rel=BOUND)
+    return live_peaks(outcome.bare)["train"], operator_names(outcome.bare)
 
 
-def real_peak(world: int, operators: str) -> int:
-    """The largest bytes of live tensors of training, of rank 0 of real processes on gloo."""
+def real_peaks(world: int, operators: set[str]) -> list[int]:
+    """The largest bytes of live tensors of training, of each rank of real processes on gloo."""
+    names = ",".join(sorted(operators | IN_PLACE))
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         port = str(opened.getsockname()[1])
@@ -66,11 +109,10 @@ def real_peak(world: int, operators: str) -> int:
             **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
             **torchrun_variables(world, world, rank), "MASTER_PORT": port,
         }  # fmt: skip
-        run = [sys.executable, str(HERE / "run_for_real.py"), f"real{rank}.json", operators, SCRIPT]
+        run = [sys.executable, str(HERE / "run_for_real.py"), f"real{rank}.json", names, SCRIPT]
         ranks.append(
             subprocess.Popen(run, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
     said = [each.communicate(timeout=900)[0] for each in ranks]
     assert all(each.returncode == 0 for each in ranks), said
-    peaks: dict[str, int] = json.loads(Path("real0.json").read_text())
-    return peaks["train"]
+    return [json.loads(Path(f"real{rank}.json").read_text())["train"] for rank in range(world)]
