@@ -49,7 +49,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
     phases = watch.phases()
     ran = any(label != FAILED for label, _, _ in phases)  # not so where memory ran out while the nets were made
     if ran and (watch.windows or (error is not None and error.out_of_memory)):
-        tracer.averages.categorise(tracer.category, tracer.nbytes, watch.trained_storages)
+        tracer.averages.categorise(tracer.category, tracer.nbytes, watch.trained_storages, tracer.made_in)
         _name_buffers_of_engines(tracer)
         bare = replace(as_trace(tracer), phases=phases)
         try:

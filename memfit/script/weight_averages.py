@@ -44,16 +44,21 @@ class WeightAverages:
             if number is not None:
                 written.add(number)
 
-    def categorise(self, category: MutableSequence[str | None], nbytes: list[int], trained: Iterable[int]) -> None:
-        """Writes ``ema`` to ``category`` for each storage of an average.
+    def categorise(
+        self, category: MutableSequence[str | None], nbytes: list[int], trained: Iterable[int],
+        made_in: Callable[[int], str],
+    ) -> None:  # fmt: skip
+        """Writes ``ema`` to ``category`` for each storage of an average, and ``gradients`` for each sum of gradients.
 
         Args:
             category: of each storage.
             nbytes: of each storage.
             trained: the storages of the parameters that an optimizer steps.
+            made_in: the part of a window in which a storage was made. What a backward made sums gradients, as FSDP2
+                does where a schedule scatters them after its last backward.
         """
         weights = set(trained)
         sizes = {nbytes[number] for number in weights} | {2 * nbytes[number] for number in weights}
         for number in self._updated - self._reset - weights:
             if nbytes[number] in sizes and category[number] not in _OTHER_STATE:
-                category[number] = "ema"
+                category[number] = "gradients" if made_in(number) == "backward" else "ema"

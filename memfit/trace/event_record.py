@@ -60,10 +60,14 @@ class EventRecord:
         """Begins a part of the window. At ``backward``, what the forward left alive becomes activations."""
         if part == "backward":
             for i in self._refs.values():
-                if self.category[i] is None and self.op_rows[self.made_by[i]][2] == "forward":
+                if self.category[i] is None and self.made_in(i) == "forward":
                     self.category[i] = "activations"
         self.marks.append((len(self.kind), part))
         self.part = part
+
+    def made_in(self, storage: int) -> str:
+        """The part of a window in which a storage was made."""
+        return self.op_rows[self.made_by[storage]][2]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

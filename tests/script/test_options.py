@@ -74,6 +74,28 @@ def test_a_sum_of_gradients_is_no_average_of_the_weights(tmp_path: Path) -> None
     assert footprint.phases["train"].categories.get("ema", 0) == 0
 
 
+def test_sums_that_a_backward_makes_are_gradients(tmp_path: Path) -> None:
+    """As FSDP2 sums the gradients of a pipeline's micro-batches, and takes them after the last one."""
+    script = (
+        f"{NET}sums = {{}}\n"
+        "def keep(p):\n"
+        "    sums[p] = p.grad.clone() if p not in sums else sums[p]\n"
+        "    p.grad = None\n"
+        "for p in net.parameters():\n"
+        "    p.register_post_accumulate_grad_hook(keep)\n"
+        "for step in range(3):\n"
+        "    larger = torch.ones(1024 << step).cuda()\n"
+        "    net(torch.ones(4, 512).cuda()).sum().backward()\n"
+        "    for p in net.parameters():\n"
+        "        p.grad = sums.pop(p).mul_(0.5).clone()\n"
+        "    optimizer.step(); optimizer.zero_grad()\n"
+    )
+    footprint = trace_here(tmp_path, script).footprint
+    assert footprint is not None
+    assert footprint.phases["train"].categories.get("ema", 0) == 0
+    assert footprint.phases["train"].categories["gradients"] >= WEIGHTS
+
+
 def test_half_the_batch_does_not_halve_what_no_batch_holds(tmp_path: Path) -> None:
     script = (
         f"{NET}table = torch.zeros(1 << 22).cuda()\n"
