@@ -65,9 +65,10 @@ def test_the_trace_has_the_bytes_of_a_real_rank(world: int, variable: str, tmp_p
     [
         ({"pp": 2}, "1F1B", "llama3"), ({"pp": 2}, "GPipe", "llama3"), ({"pp": 2}, "Interleaved1F1B", "llama3"),
         ({"pp": 2}, "InterleavedZeroBubble", "llama3"), ({"pp": 2}, "ZBVZeroBubble", "llama3"),
-        ({"pp": 4}, "1F1B", "llama3"), ({"pp": 4}, "Interleaved1F1B", "llama3"), ({"pp": 4}, "ZBVZeroBubble", "llama3"),
+        ({"pp": 4}, "1F1B", "llama3"), ({"pp": 4}, "GPipe", "llama3"), ({"pp": 4}, "Interleaved1F1B", "llama3"),
+        ({"pp": 4}, "ZBVZeroBubble", "llama3"),
         ({"pp": 2, "dp_shard": 2}, "1F1B", "llama3"), ({"pp": 2, "dp_shard": 2}, "Interleaved1F1B", "llama3"),
-        ({"pp": 2}, "1F1B", "deepseek_v3"), ({"pp": 2}, "1F1B", "qwen3"),
+        ({"pp": 2}, "1F1B", "deepseek_v3"), ({"pp": 2}, "1F1B", "gpt_oss"),
     ],
 )  # fmt: skip
 def test_each_rank_of_a_pipeline_has_the_bytes_of_a_real_one(
@@ -82,7 +83,9 @@ def test_each_rank_of_a_pipeline_has_the_bytes_of_a_real_one(
     world = prod(degrees.values())
     traced = [traced_peak(world, rank) for rank in range(world)]
     operators = set.union(*(operators for _, operators in traced))
-    assert [peak for peak, _ in traced] == pytest.approx(real_peaks(world, operators), rel=BOUND)
+    runs = [real_peaks(world, operators) for _ in range(3 if "dp_shard" in degrees else 1)]
+    least = [min(peaks) for peaks in zip(*runs, strict=True)]  # on a busy machine gloo's threads hold tensors on
+    assert [peak for peak, _ in traced] == pytest.approx(least, rel=BOUND)
 
 
 def traced_peak(world: int, rank: int) -> tuple[int, set[str]]:
