@@ -20,6 +20,7 @@ from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import schema_of, storage_id_of
 from memfit.trace.collectives import is_collective
+from memfit.trace.filled_tensors import FILLS, PUTS, content_before, note_fill
 from memfit.trace.finite_checks import CHECKS, TRUTH, truth
 
 MOST_ELEMENTS = 1 << 20
@@ -92,6 +93,10 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     Numbers that are not known are finite (``memfit.trace.finite_checks``).
     """
     part = _part(func)
+    if part.fills:
+        note_fill(func, args, out)
+    elif part.puts and value_of(args[0]) is None and (before := content_before(args[0])) is not None:
+        args[0]._memfit_value = _Content(before)
     if part.checks and value_of(args[0]) is None and (holds := truth(func, args)) is not None:
         setattr(out, TRUTH, holds)
         if out.numel() == 1:
@@ -226,6 +231,8 @@ class _Part:
     makes_weights: bool
     is_unknown: bool
     """Whether its result does not follow from its arguments."""
+    fills: bool
+    puts: bool
     receives: bool
     """Whether its first argument is written to by other ranks, which the schemas of ``c10d`` do not say."""
 
@@ -247,6 +254,8 @@ def _part(func: Any) -> _Part:
             ),
             checks=func in CHECKS,
             makes_weights=func in _WEIGHTS,
+            fills=func in FILLS,
+            puts=func in PUTS,
             is_unknown=_UNKNOWN_EFFECT in func.tags or from_others,
             receives=from_others and func.namespace == "c10d" and name.endswith("_"),
         )

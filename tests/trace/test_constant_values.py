@@ -31,6 +31,40 @@ def test_a_copy_of_a_net_has_its_own_known_numbers(device):
         assert (net.num_batches_tracked.item(), average.num_batches_tracked.item()) == (1, 0)
 
 
+def class_mask(labels, **how):
+    mask = torch.zeros(len(labels), 10, **how)
+    mask[torch.arange(len(labels)), labels] = 1
+    return mask
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_places_that_are_written_in_a_filled_tensor_are_known(device):
+    """A mask of classes selects an element of each row."""
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        labels = torch.arange(64) % 10
+        for dtype in (torch.float32, torch.bool):
+            hits = constant_values.value_of(class_mask(labels, dtype=dtype) == 1)
+            assert hits is not None
+            assert hits.sum(1).tolist() == [1] * 64
+        like = torch.full_like(torch.rand(64, 10), 2).scatter_(1, labels[:, None], 3.0)
+        assert constant_values.value_of(like > 2).sum() == 64
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_what_else_is_written_to_a_filled_tensor_makes_it_unknown(device):
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        labels = torch.arange(64) % 10
+        drawn = torch.zeros(64, 10).normal_()
+        drawn[torch.arange(64), labels] = 1
+        through_a_view = torch.zeros(64, 10)
+        through_a_view.view(-1).uniform_()
+        through_a_view[torch.arange(64), labels] = 1
+        at_unknown_places = class_mask(torch.randint(0, 10, (64,)))
+        afterwards = class_mask(labels).add_(torch.rand(64, 10))
+        for tensor in (drawn, through_a_view, at_unknown_places, afterwards):
+            assert constant_values.value_of(tensor == 1) is None
+
+
 @pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
 def test_numbers_are_finite_whatever_their_count(device):
     with device() as virtual, Tracer(virtual).recording(), virtual.device:
