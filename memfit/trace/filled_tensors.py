@@ -38,7 +38,7 @@ def note_fill(func: Any, args: Any, out: Any) -> None:
     """Notes what an operator of ``FILLS`` has filled a tensor with."""
     if not isinstance(out, FakeTensor) or not 1 < out.numel() <= MOST_ELEMENTS or out.is_inference():
         return
-    number = _FILLED[func]
+    number: Any = _FILLED[func]
     if isinstance(number, tuple):
         number = args[number[0]] if number[0] < len(args) else None
     if isinstance(number, bool | int | float):
