@@ -222,8 +222,9 @@ def _backwards(
 
 
 def _none_valid(units: Mapping[str, Units]) -> bool:
-    """Whether no loss had any valid unit."""
-    return not any(map(bool, units.values()))
+    """Whether no loss had any valid unit. A trace follows the comparison; a count that is read it would have to assume,
+    and a step that rests on what was assumed is traced twice."""
+    return all(bool(count == 0) for count in units.values())
 
 
 def _turns(train_state: TrainState) -> list[Turn]:

@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 from memfit.device.hardware.catalogue import find_device
 from memfit.errors import InputError
 from memfit.job import Job, Shape
+from memfit.trace import doubtful_sizes, step
 from memfit.trace.step import Tracing, trace_job
 from testing.truth import compare
 
@@ -53,3 +54,12 @@ def test_a_step_over_padded_tokens_has_the_bytes_of_a_real_one():
 def test_made_up_samples_without_a_valid_unit_are_refused(device):
     with pytest.raises(InputError, match="0 valid units in the made-up micro-batch"):
         trace_job(NothingValid(), SHAPE, Tracing(device=find_device(device)))
+
+
+def test_a_step_that_counts_its_units_is_traced_once(monkeypatch):
+    """It asks whether the count is 0, and not for the count, which would have to be assumed."""
+    traces, record = [], step._record
+    monkeypatch.setattr(step, "_record", lambda *arguments: traces.append(arguments) or record(*arguments))
+    monkeypatch.setattr(doubtful_sizes, "_decides", {})
+    trace_job(PaddedTokens(), SHAPE, Tracing(device=find_device("t4")))
+    assert len(traces) == 1
