@@ -5,6 +5,9 @@ that it has just made. A real run writes into them. Where a dispatch mode is ent
 torch's, the formula calls the operator that gives new memory (``areAnyTensorSubclassLike`` in
 torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/native/TensorAdvancedIndexing.cpp): a trace would show the
 gradient twice.
+
+Left as they are traced: the backward of ``prod``, ``cumprod`` and ``linalg.householder_product``, whose formulas are
+others there altogether. The first two hold more than in a real run, the last less.
 """
 
 from __future__ import annotations
