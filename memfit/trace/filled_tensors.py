@@ -42,14 +42,14 @@ def note_fill(func: Any, args: Any, out: Any) -> None:
     if isinstance(number, tuple):
         number = args[number[0]] if number[0] < len(args) else None
     if isinstance(number, bool | int | float):
-        out._memfit_fill = (number, version_of(out))  # type: ignore[attr-defined]
+        out._memfit_fill = (number, version_of(out), id(out))  # type: ignore[attr-defined]
 
 
 def content_before(target: Any) -> Tensor | None:
     """The content that a tensor had before an operator of ``PUTS`` wrote to it for the first time; None where it was
     not filled, or was written to before, be it through a view."""
-    fill = getattr(target, "_memfit_fill", None)
-    if fill is None or version_of(target) != fill[1]:  # the write is counted after it
+    number, *noted = getattr(target, "_memfit_fill", (None,))
+    if number is None or noted != [version_of(target), id(target)]:  # a copy has its own count; this write comes after
         return None
     with disable_current_modes():
-        return torch.full(target.shape, fill[0], dtype=target.dtype)
+        return torch.full(target.shape, number, dtype=target.dtype)

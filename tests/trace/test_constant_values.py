@@ -61,7 +61,9 @@ def test_what_else_is_written_to_a_filled_tensor_makes_it_unknown(device):
         through_a_view[torch.arange(64), labels] = 1
         at_unknown_places = class_mask(torch.randint(0, 10, (64,)))
         afterwards = class_mask(labels).add_(torch.rand(64, 10))
-        for tensor in (drawn, through_a_view, at_unknown_places, afterwards):
+        copied = copy.deepcopy(torch.zeros(64, 10).normal_())
+        copied[torch.arange(64), labels] = 1
+        for tensor in (drawn, through_a_view, at_unknown_places, afterwards, copied):
             assert constant_values.value_of(tensor == 1) is None
 
 
