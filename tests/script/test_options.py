@@ -20,6 +20,13 @@ def option_of(outcome: ScriptOutcome, name: str) -> ScriptOption | None:
     return next((option for option in outcome.options if option.name == name), None)
 
 
+def categories_of(folder: Path, script: str) -> dict[str, int]:
+    """Bytes of each category at the peak of training."""
+    footprint = trace_here(folder, script).footprint
+    assert footprint is not None
+    return dict(footprint.phases["train"].categories)
+
+
 AVERAGES = {
     "a copied net": (
         "average = copy.deepcopy(net)\n",
@@ -54,10 +61,8 @@ def test_averages_of_the_weights_are_counted_as_such(tmp_path: Path, kind: str) 
         "    net(torch.ones(4, 512).cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
         f"{updated}"
     )
-    footprint = trace_here(tmp_path, script).footprint
-    assert footprint is not None
-    assert footprint.phases["train"].categories["ema"] == WEIGHTS
-    assert footprint.phases["train"].categories["parameters"] == WEIGHTS
+    categories = categories_of(tmp_path, script)
+    assert (categories["ema"], categories["parameters"]) == (WEIGHTS, WEIGHTS)
 
 
 def test_a_sum_of_gradients_is_no_average_of_the_weights(tmp_path: Path) -> None:
@@ -69,9 +74,7 @@ def test_a_sum_of_gradients_is_no_average_of_the_weights(tmp_path: Path) -> None
         "        torch._foreach_add_(sums, [p.grad for p in net.parameters()])\n"
         "    optimizer.step(); optimizer.zero_grad(); torch._foreach_zero_(sums)\n"
     )
-    footprint = trace_here(tmp_path, script).footprint
-    assert footprint is not None
-    assert footprint.phases["train"].categories.get("ema", 0) == 0
+    assert categories_of(tmp_path, script).get("ema", 0) == 0
 
 
 def test_sums_that_a_backward_makes_are_gradients(tmp_path: Path) -> None:
@@ -90,10 +93,9 @@ def test_sums_that_a_backward_makes_are_gradients(tmp_path: Path) -> None:
         "        p.grad = sums.pop(p).mul_(0.5).clone()\n"
         "    optimizer.step(); optimizer.zero_grad()\n"
     )
-    footprint = trace_here(tmp_path, script).footprint
-    assert footprint is not None
-    assert footprint.phases["train"].categories.get("ema", 0) == 0
-    assert footprint.phases["train"].categories["gradients"] >= WEIGHTS
+    categories = categories_of(tmp_path, script)
+    assert categories.get("ema", 0) == 0
+    assert categories["gradients"] >= WEIGHTS
 
 
 def test_half_the_batch_does_not_halve_what_no_batch_holds(tmp_path: Path) -> None:
