@@ -20,11 +20,9 @@ from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import schema_of, storage_id_of
 from memfit.trace.collectives import is_collective
-from memfit.trace.filled_tensors import FILLS, PUTS, content_before, note_fill
+from memfit.trace.filled_tensors import FILLS, MOST_ELEMENTS, PUTS, content_before, note_fill
 from memfit.trace.finite_checks import CHECKS, TRUTH, truth
 
-MOST_ELEMENTS = 1 << 20
-"""Integers and booleans of at most so many elements are followed."""
 MOST_NUMBERS = 256
 """Floating point numbers of at most so many elements are followed: rates and widths of a net's layers."""
 

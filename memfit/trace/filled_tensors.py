@@ -17,7 +17,7 @@ from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import version_of
 
 MOST_ELEMENTS = 1 << 20
-"""Of the largest tensor whose content is made."""
+"""Integers and booleans of at most so many elements are followed, and the content of filled tensors is made."""
 
 _aten = torch.ops.aten
 _SECOND, _THIRD = 1, 2
