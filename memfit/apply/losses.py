@@ -79,6 +79,7 @@ def _without_cast_weights() -> Iterator[None]:
 
 
 _NUMBERS = (int, float)
+_HALVES = (torch.bfloat16, torch.float16)
 MOST_UNITS = 1 << 62
 """No window has as many, and a tensor cannot be divided by a larger whole number."""
 
@@ -223,7 +224,10 @@ def summed(
         raise InputError(f"turn {turn.name!r}", why, "give the same losses for every micro-batch")
     if micro.counts:
         for name, (value, count) in losses.items():
-            sums[name] = sums[name] + value.detach() if name in sums else value.detach()
+            detached = value.detach()
+            if detached.dtype in _HALVES:  # a sum in 8 or 11 bits would lose the later terms
+                detached = detached.float()
+            sums[name] = sums[name] + detached if name in sums else detached
             units[name] = units[name] + count if name in units else count
     return loss
 

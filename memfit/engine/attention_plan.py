@@ -12,10 +12,11 @@ All other modules stay whole. Megatron's cut: Shoeybi et al. 2019, https://arxiv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from torch import nn
 
+from memfit.engine.adapters import is_linear
 from memfit.errors import InputError
 
 PROJECTIONS = ("to_q", "to_k", "to_v")
@@ -31,25 +32,29 @@ DIFFUSERS = {"GELU": 1, "ApproximateGELU": 1, "LinearActivation": 1, "GEGLU": 2,
 """Parts of the output of ``proj`` by the class of diffusers.models.activations."""
 
 
-def derived_plan(net: nn.Module) -> dict[str, str]:
-    """Layout of each module that is cut, by path; empty where no module is attention."""
-    if not any(True for _ in attentions(net)):
+def derived_plan(net: nn.Module, among: Set[nn.Module]) -> dict[str, str]:
+    """Layout of each module that is cut, by path; empty where no module is attention.
+
+    Args:
+        among: the net's modules that may be cut.
+    """
+    if not any(True for _ in attentions(net, among)):
         return {}
     plan: dict[str, str] = {}
     for path, module in net.named_modules():
-        own = _layouts(module)
+        own = _layouts(module) if module in among else {}
         plan |= {f"{path}.{name}".lstrip("."): layout for name, layout in own.items()}
     return plan
 
 
-def attentions(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Attention modules by path."""
-    return ((path, module) for path, module in net.named_modules() if _output_of(module) is not None)
+def attentions(net: nn.Module, among: Set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Attention among a net's modules, by path."""
+    return ((path, part) for path, part in net.named_modules() if part in among and _output_of(part) is not None)
 
 
-def check_attentions(name: str, net: nn.Module, ranks: int, write: str) -> None:
+def check_attentions(name: str, net: nn.Module, among: Set[nn.Module], ranks: int, write: str) -> None:
     """Raises InputError where heads cannot be shared out to the ranks; names the module."""
-    for path, module in attentions(net):
+    for path, module in attentions(net, among):
         inside, heads = f"{name}.{path}".rstrip("."), heads_of(module)
         where = f"module {inside} on tp={ranks}"
         for child, part in module.named_children():
@@ -61,9 +66,9 @@ def check_attentions(name: str, net: nn.Module, ranks: int, write: str) -> None:
             raise InputError(where, f"{heads} heads do not divide by it", "write another tp")
 
 
-def share_heads(net: nn.Module, ranks: int) -> None:
+def share_heads(net: nn.Module, among: Set[nn.Module], ranks: int) -> None:
     """After the cut: attention counts the heads of this rank."""
-    for _, module in attentions(net):
+    for _, module in attentions(net, among):
         for key in COUNTS:
             if isinstance(getattr(module, key, None), int):
                 setattr(module, key, getattr(module, key) // ranks)
@@ -89,12 +94,12 @@ def _layouts(module: nn.Module) -> dict[str, str]:
 def _output_of(module: nn.Module) -> str | None:
     """The path of the output's linear layer in attention; None of all other modules."""
     children = dict(module.named_children())
-    if not heads_of(module) or not all(isinstance(children.get(key), nn.Linear) for key in PROJECTIONS):
+    if not heads_of(module) or not all(is_linear(children.get(key)) for key in PROJECTIONS):
         return None
     output = children.get("to_out")
-    if isinstance(output, nn.Linear):
+    if is_linear(output):
         return "to_out"
-    if isinstance(output, nn.ModuleList | nn.Sequential) and len(output) and isinstance(output[0], nn.Linear):
+    if isinstance(output, nn.ModuleList | nn.Sequential) and len(output) and is_linear(output[0]):
         return "to_out.0"
     return None
 
@@ -107,11 +112,11 @@ def _diffusers_feed_forward(module: nn.Module) -> dict[str, str]:
 
 
 def _sequential(children: list[tuple[str, nn.Module]]) -> dict[str, str]:
-    if len(children) < 2 or not isinstance(children[-1][1], nn.Linear):
+    if len(children) < 2 or not is_linear(children[-1][1]):
         return {}
     (first, begins), *between, (last, _) = children
     if not all(isinstance(part, (*ACTIVATIONS, nn.Dropout)) for _, part in between):
         return {}
-    if isinstance(begins, nn.Linear) and between:
+    if is_linear(begins) and between:
         return {first: "colwise", last: "rowwise"}
     return {last: "colwise_gather_output"} if isinstance(begins, ACTIVATIONS) else {}

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from memfit.device.virtual.patching import replaced
+from memfit.engine.adapters import planned_nets
 from memfit.engine.local_parameters import replicate_parameters
 from memfit.errors import InputError
 from memfit.job import Nets
@@ -147,9 +148,16 @@ def plans_of(nets: Nets, ranks: int, dimension: str = EXPERTS) -> Mapping[str, M
 def _expanded(net: nn.Module) -> dict[str, str]:
     """transformers' plan with paths of modules and parameters for its patterns. Parameters stand first: modules count
     them."""
-    plan: Any = getattr(net, "ep_plan", None)
-    paths = [path for path, _ in net.named_parameters()] + [path for path, _ in net.named_modules()]
-    layouts = {path: layout for key, layout in (plan or {}).items() for path in paths if fnmatch.fnmatchcase(path, key)}
+    layouts: dict[str, str] = {}
+    for inside, planned in planned_nets(net, "ep_plan").items():
+        plan: Mapping[str, str] = planned.ep_plan
+        paths = [path for path, _ in (*planned.named_parameters(), *planned.named_modules())]
+        layouts |= {
+            f"{inside}.{path}".lstrip("."): layout
+            for key, layout in plan.items()
+            for path in paths
+            if fnmatch.fnmatchcase(path, key)
+        }
     return dict(sorted(layouts.items(), key=lambda item: item[1] == CALLED))
 
 

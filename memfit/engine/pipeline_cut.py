@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from memfit.blocks import checked_paths, find_module
 from memfit.device.virtual.grouped_products import GroupedProductsMode
 from memfit.engine.absent_module import StandIn, fake_like
+from memfit.engine.adapters import net_of_transformers
 from memfit.engine.collectives import is_memory_failure
 from memfit.engine.stage_bounds import best_bounds, cost_of_shares, equal_shares, may_be_stage, named_bounds
 from memfit.errors import InputError
@@ -165,7 +166,7 @@ def _paths(job: Job, nets: Nets, where: str) -> tuple[str, ...]:
     if len(trained) > 1:
         raise InputError(f"nets {', '.join(trained)} on {where}", "the order in which they run is not known", _HOOK)
     (name,) = trained
-    inside, net = _of_transformers(nets[name])
+    inside, net = net_of_transformers(nets[name])
     base = _base_plan(net)
     if not base:
         why = f"transformers has no pipeline plan for {type(net).__name__}"
@@ -181,12 +182,6 @@ def _paths(job: Job, nets: Nets, where: str) -> tuple[str, ...]:
         listed = isinstance(module, nn.ModuleList)
         paths += [f"{path}.{child}" for child, _ in module.named_children()] if listed else [path]
     return tuple(paths)
-
-
-def _of_transformers(net: nn.Module) -> tuple[str, Any]:
-    """The net of transformers in a net, with its path; a wrapper, such as PEFT's, gives its attributes for its own."""
-    inside = ((path, module) for path, module in net.named_modules() if hasattr(type(module), "base_model_prefix"))
-    return next(inside, ("", net))
 
 
 def _base_plan(net: Any) -> list[str]:

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from memfit.engine.adapters import cut_parts, is_adapted, planned_nets
 from memfit.engine.attention_plan import check_attentions, derived_plan, share_heads
 from memfit.engine.expert_cut import EXPERTS_CUT, check_experts, cut_experts
 from memfit.engine.fused_projection import FusedColwiseParallel
@@ -87,32 +88,56 @@ def _cut(name: str, net: nn.Module, mesh: DeviceMesh, sequence: bool) -> frozens
     Raises:
         InputError: it has neither, or the plan has what is not carried.
     """
-    plan, ranks = getattr(net, "tp_plan", None), mesh.size()
-    if plan:
-        _check_heads(name, net, ranks)
-        mixtures = _mixtures(name, net, plan, ranks)
-        tokens = sequence_layers(name, net, partial(_layout_of, plan=plan), ranks) if sequence else None
-        styles = _styles(name, net, plan, ranks)
-        if tokens is not None:
-            styles |= scattering_styles(net, tokens, styles)
-        parallelize_module(net, mesh, styles, **OWN_VALUES)
-        for module, layouts in mixtures.items():
-            cut_experts(module, layouts, mesh)
-        if tokens is None:
-            return frozenset()
-        divide_tokens(tokens, mesh)
-        return tokens.norms
-    derived = derived_plan(net)
-    if not derived:
+    planned = planned_nets(net, "tp_plan")
+    norms = [_cut_planned(f"{name}.{path}".rstrip("."), inner, mesh, sequence) for path, inner in planned.items()]
+    rest = [module for path, module in net.named_modules() if not any(_holds(outer, path) for outer in planned)]
+    _cut_derived(name, net, frozenset(rest), mesh, needed=not planned)
+    return frozenset().union(*norms)
+
+
+def _holds(outer: str, path: str) -> bool:
+    return not outer or path == outer or path.startswith(f"{outer}.")
+
+
+def _cut_planned(name: str, net: Any, mesh: DeviceMesh, sequence: bool) -> frozenset[nn.Module]:
+    """Cuts a net by the plan that transformers has for it. Returns modules that see a part of the tokens."""
+    plan, ranks = net.tp_plan, mesh.size()
+    _check_heads(name, net, ranks)
+    mixtures = _mixtures(name, net, plan, ranks)
+    if sequence:
+        _check_unadapted(name, net, ranks)
+    tokens = sequence_layers(name, net, partial(_layout_of, plan=plan), ranks) if sequence else None
+    styles = _styles(name, net, plan, ranks)
+    if tokens is not None:
+        styles |= scattering_styles(net, tokens, styles)
+    parallelize_module(net, mesh, styles, **OWN_VALUES)
+    for module, layouts in mixtures.items():
+        cut_experts(module, layouts, mesh)
+    if tokens is None:
+        return frozenset()
+    divide_tokens(tokens, mesh)
+    return tokens.norms
+
+
+def _cut_derived(name: str, net: nn.Module, rest: frozenset[nn.Module], mesh: DeviceMesh, *, needed: bool) -> None:
+    """Cuts what of a net no plan is for, by the plan that follows from its modules.
+
+    Args:
+        needed: whether something must be cut.
+    """
+    ranks, derived = mesh.size(), derived_plan(net, rest)
+    if not derived and needed:
         why = f"transformers has no tensor-parallel plan for {type(net).__name__}, and no module of it is attention "
         raise InputError(f"net {name!r} on tp={ranks}", f"{why}with to_q, to_k, to_v and to_out", _HOOK)
-    check_attentions(name, net, ranks, _HOOK)
+    if not derived:
+        return
+    check_attentions(name, net, rest, ranks, _HOOK)
     styles = _styles(name, net, derived, ranks)
-    for path in derived.keys() - styles.keys():
-        raise InputError(f"module {name}.{path} on tp={ranks}", "it shares a parameter with another module", _HOOK)
+    for path in derived:
+        if not any(_holds(path, cut) for cut in styles):
+            raise InputError(f"module {name}.{path} on tp={ranks}", "it shares a parameter with another module", _HOOK)
     parallelize_module(net, mesh, styles, **OWN_VALUES)
-    share_heads(net, ranks)
-    return frozenset()
+    share_heads(net, rest, ranks)
 
 
 def _styles(name: str, net: nn.Module, plan: Mapping[str, str], ranks: int) -> dict[str, ParallelStyle]:
@@ -124,12 +149,17 @@ def _styles(name: str, net: nn.Module, plan: Mapping[str, str], ranks: int) -> d
     styles: dict[str, ParallelStyle] = {}
     for path, module in net.named_modules():
         layout = _layout_of(path, plan)
-        if layout in (None, SUMMED, EXPERTS_CUT) or _is_tied(net, module):
+        if layout in (None, SUMMED, EXPERTS_CUT):
+            continue
+        where = f"module {name}.{path} on tp={ranks}"
+        parts = dict(cut_parts(where, module, layout, _HOOK))
+        if any(_is_tied(net, part) for part in parts.values()):
             continue
         if layout not in STYLES:
-            raise InputError(f"module {name}.{path} on tp={ranks}", f"its layout {layout!r} is not carried", _HOOK)
-        _check_sizes(f"{name}.{path}", module, layout, ranks)
-        styles[path] = STYLES[layout]()
+            raise InputError(where, f"its layout {layout!r} is not carried", _HOOK)
+        for within, part in parts.items():
+            _check_sizes(where, part, layout, ranks)
+            styles[f"{path}.{within}".rstrip(".")] = STYLES[layout]()
     if not styles:
         raise InputError(f"net {name!r} on tp={ranks}", f"no module of {type(net).__name__} is in its plan", _HOOK)
     return styles
@@ -156,8 +186,12 @@ def _layout_of(path: str, plan: Mapping[str, str]) -> str | None:
 
 def _of_single_heads(net: nn.Module) -> frozenset[nn.Module]:
     """Modules whose gradients are sums over the ranks, by transformers' plan."""
-    plan = getattr(net, "tp_plan", None) or {}
-    return frozenset(module for path, module in net.named_modules() if _layout_of(path, plan) == SUMMED)
+    return frozenset(
+        module
+        for planned in planned_nets(net, "tp_plan").values()
+        for path, module in planned.named_modules()
+        if _layout_of(path, planned.tp_plan) == SUMMED
+    )
 
 
 def _is_tied(net: nn.Module, module: nn.Module) -> bool:
@@ -172,11 +206,18 @@ def _check_sizes(where: str, module: nn.Module, layout: str, ranks: int) -> None
     """Raises InputError where a module's dimension that is cut does not divide by the ranks."""
     weight = own_parameters(module).get("weight")
     if weight is None:
-        raise InputError(f"module {where} on tp={ranks}", f"{type(module).__name__} has no weight to cut", _HOOK)
+        raise InputError(where, f"{type(module).__name__} has no weight to cut", _HOOK)
     size = weight.shape[1 if layout.startswith("rowwise") else 0]
     pieces = 2 * ranks if layout == "colwise_fused_2" else ranks
     if size % pieces:
-        raise InputError(f"module {where} on tp={ranks}", f"{size} does not divide by {pieces}", "write another tp")
+        raise InputError(where, f"{size} does not divide by {pieces}", "write another tp")
+
+
+def _check_unadapted(name: str, net: nn.Module, ranks: int) -> None:
+    """Raises InputError where a net whose tokens are to be divided has adapters."""
+    for path, module in net.named_modules():
+        if is_adapted(module):
+            raise InputError(f"module {name}.{path} on tp={ranks}", "adapters take all tokens", WITHOUT)
 
 
 def _check_heads(name: str, net: nn.Module, ranks: int) -> None:

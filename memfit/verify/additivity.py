@@ -25,12 +25,15 @@ from memfit.apply.train_state import TrainState, build
 from memfit.job import Job, Turn
 from memfit.nested_tensors import tensors_in
 from memfit.train.loop.rng import COLLATE, LOSS, seed_stream
+from memfit.verify.bounds import rounding_unit
 from memfit.verify.findings import VerifyFinding
 from memfit.verify.fixed_rng import FixedDraws, noting_host_draws
 from memfit.verify.verify_plan import batch_items, samples_of
 
 TOLERANCE = 1e-3
 """Relative. fp32 rounding is a hundred times below it; a fault is above it wherever samples differ by a percent."""
+ROUNDINGS = 4
+"""A batch's loss and those of its parts in a half type: each is rounded to it, and so is what it is the sum of."""
 
 Sums = dict[str, tuple[float, float]]
 
@@ -122,7 +125,7 @@ def _sums(
 def _turn_findings(
     train_state: TrainState, turn: Turn, batches: Batches, seen: list[FixedDraws], *, sums_hold: bool
 ) -> list[VerifyFinding]:
-    findings = []
+    findings, within = [], _tolerance(train_state)
     for running in (False, True):
         both, first, second, doubled = (
             _sums(train_state, turn, batch, seen, batch_statistics=not running)
@@ -140,15 +143,15 @@ def _turn_findings(
             findings.append(
                 VerifyFinding(code="units", kind="fault", text=f"{text}: count the valid units of each sample")
             )
-        if not _apart(twice, first[name][0]) and _apart(twice, 2 * first[name][0]):
+        if not _apart(twice, first[name][0], within) and _apart(twice, 2 * first[name][0], within):
             if grows != first[name][1]:
                 text = (
                     f"{name} is as large for a batch given twice as for the batch: it is a mean, divided by its "
                     "units again; return the sum over the valid units"
                 )
                 findings.append(VerifyFinding(code="mean_of_means", kind="fault", text=text))
-        elif _apart(value, parts) or _apart(twice, 2 * first[name][0]):
-            findings.append(_not_a_sum(name, value, parts, _apart(twice, 2 * first[name][0])))
+        elif _apart(value, parts, within) or _apart(twice, 2 * first[name][0], within):
+            findings.append(_not_a_sum(name, value, parts, _apart(twice, 2 * first[name][0], within)))
     return findings
 
 
@@ -180,7 +183,7 @@ def _padding(train_state: TrainState, job: Job, batches: Batches, seen: list[Fix
         padded = _sums(train_state, turn, batches.second, seen, batch_statistics=False)
         plain = _sums(train_state, turn, batches.alone, seen, batch_statistics=False)
         for name in padded:
-            if _apart(padded[name][0] * plain[name][1], plain[name][0] * padded[name][1]):
+            if _apart(padded[name][0] * plain[name][1], plain[name][0] * padded[name][1], _tolerance(train_state)):
                 text = (
                     f"{name} changes with how far samples are padded "
                     f"({plain[name][0] / plain[name][1]:.6g} alone, "
@@ -221,8 +224,15 @@ def _draws(seen: Sequence[FixedDraws], host: list[str]) -> list[VerifyFinding]:
     return findings
 
 
-def _apart(a: float, b: float) -> bool:
-    return not abs(a - b) <= TOLERANCE * max(abs(a), abs(b), 1e-12)
+def _tolerance(train_state: TrainState) -> float:
+    """Relative, of losses that differ by rounding alone."""
+    kinds = {parameter.dtype for net in train_state.nets.values() for parameter in net.parameters()}
+    halves = [ROUNDINGS * rounding_unit(kind) for kind in kinds & {torch.bfloat16, torch.float16}]
+    return max([TOLERANCE, *halves])
+
+
+def _apart(a: float, b: float, within: float = TOLERANCE) -> bool:
+    return not abs(a - b) <= within * max(abs(a), abs(b), 1e-12)
 
 
 def _some(names: Sequence[str]) -> str:

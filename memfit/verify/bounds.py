@@ -14,6 +14,8 @@ by its bound, up and down, and the weight may differ by what that moves it, twic
 itself. Where a true gradient is zero, Adam turns rounding into up to a full step; this bound contains that. One
 that mixes elements (Muon, which also rounds to bf16 inside) steps once more, with each of them moved up or down at
 random, and every element of a tensor may differ by what the one that moves most does.
+
+Gradients that are summed in a type of fewer bits than fp32, as those of bf16 weights, have that type's u in its place.
 """
 
 from __future__ import annotations
@@ -35,8 +37,18 @@ STEP_ROUNDINGS = 16
 """Operations of an optimizer's update (Adam's are eight), each of which rounds once in either run."""
 
 
+def rounding_unit(dtype: torch.dtype) -> float:
+    """Largest relative error of one rounding to a floating-point type."""
+    return torch.finfo(dtype).eps / 2
+
+
+def coarser(*dtypes: torch.dtype) -> float:
+    """How many times the rounding unit of fp32 that of the coarsest type is; at least 1."""
+    return max(1.0, *(rounding_unit(dtype) / UNIT for dtype in dtypes if dtype.is_floating_point))
+
+
 def sum_bound(micro_batches: int) -> float:
-    """Largest difference of two orders of a sum of so many terms, relative to the sum of their magnitudes."""
+    """Largest difference of two orders of a sum of so many terms in fp32, relative to the sum of their magnitudes."""
     return 2 * (micro_batches + 1) * UNIT
 
 
@@ -58,7 +70,11 @@ class Difference:
 def gradient_difference(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], magnitudes: Mapping[str, Tensor], bound: float
 ) -> Difference:
-    """Over every element of every tensor; one that only one side has differs wholly."""
+    """Over every element of every tensor; one that only one side has differs wholly.
+
+    Args:
+        bound: of gradients in fp32.
+    """
     worst = Difference()
     for name in {**ours, **theirs}:
         if name not in ours or name not in theirs:
@@ -67,7 +83,8 @@ def gradient_difference(
         scale = torch.maximum(magnitudes.get(name, ours[name].abs()), ours[name].abs()).double()
         apart = (ours[name].double() - theirs[name].double()).abs()
         relative = float(torch.where(apart == 0, 0.0, apart / scale.clamp_min(torch.finfo(torch.float32).tiny)).max())
-        worst = worst.worse(Difference(relative=relative, of_bound=relative / bound, name=name))
+        own = bound * coarser(ours[name].dtype, theirs[name].dtype)
+        worst = worst.worse(Difference(relative=relative, of_bound=relative / own, name=name))
     return worst
 
 
@@ -78,7 +95,8 @@ def weight_difference(
     worst = Difference()
     for name, mine in ours.items():
         apart = (mine.double() - theirs[name].double()).abs()
-        room = allowed[name].double() if name in allowed else mine.abs().double() * 2 * UNIT
+        unit = UNIT * coarser(mine.dtype)
+        room = allowed[name].double() if name in allowed else mine.abs().double() * 2 * unit
         ratio = float(torch.where(apart == 0, 0.0, apart / room.clamp_min(torch.finfo(torch.float64).tiny)).max())
         relative = float(apart.max() / mine.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
         worst = worst.worse(Difference(relative=relative, of_bound=ratio, name=name))
@@ -120,7 +138,7 @@ def weight_bounds(
     Args:
         optimizer: as before its step, with its parameters; it is not changed.
         names: ``net.path`` of the parameters of each of its groups.
-        bound: of the gradients, relative to ``magnitudes``; clipping may double it.
+        bound: of gradients in fp32, relative to ``magnitudes``; clipping may double it.
     """
     mixes = not is_elementwise(optimizer)
     signs: list[Callable[[Tensor], Tensor | float]] = [lambda _: 0.0, lambda _: 1.0, lambda _: -1.0]
@@ -131,7 +149,10 @@ def weight_bounds(
             for parameter, name in zip(group["params"], own, strict=True):
                 parameter.grad = None
                 if name in gradients:
-                    room = 2 * bound * torch.maximum(magnitudes.get(name, gradients[name]).abs(), gradients[name].abs())
+                    relative = bound * coarser(gradients[name].dtype)
+                    room = (
+                        2 * relative * torch.maximum(magnitudes.get(name, gradients[name]).abs(), gradients[name].abs())
+                    )
                     parameter.grad = (gradients[name] + sign(room) * room) * scales[name]
         trial.step()
         ends.append([p.detach() for group in trial.param_groups for p in group["params"]])
@@ -140,7 +161,8 @@ def weight_bounds(
     for name, old, mid, *others in zip([name for own in names for name in own], before, *ends, strict=True):
         moved = torch.stack([(other - mid).abs() for other in others])
         most = moved.max().expand_as(mid) if mixes else moved.amax(0)
-        rounding = STEP_ROUNDINGS * UNIT * (mid - old).abs() + 4 * UNIT * torch.maximum(mid.abs(), old.abs())
+        unit = UNIT * coarser(mid.dtype)
+        rounding = STEP_ROUNDINGS * unit * (mid - old).abs() + 4 * unit * torch.maximum(mid.abs(), old.abs())
         bounds[name] = 2 * most + rounding
     return bounds
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from memfit.job import Job
-from memfit.verify.bounds import Difference, bounds_of_steps, gradient_difference, sum_bound, weight_difference
+from memfit.verify.bounds import (
+    Difference,
+    bounds_of_steps,
+    coarser,
+    gradient_difference,
+    sum_bound,
+    weight_difference,
+)
 from memfit.verify.findings import VerifyFinding
 from memfit.verify.recording_engine import RecordedWindow
 
@@ -51,9 +62,11 @@ def compare(
         scale = _magnitude(before.micro_losses, name, value) + before.loss_magnitudes.get(name, 0.0)
         relative = abs(value - losses.get(name, float("inf"))) / scale if scale else 0.0
         loss = loss.worse(Difference(relative=relative, of_bound=relative / bound, name=name))
-    findings = [*_other_draws(before.micro_losses, [gathered for gathered, _ in everyone], shares, cut=cut)]
+    rounded = {name: bound * value for name, value in before.loss_magnitudes.items()}
+    findings = [*_other_draws(before.micro_losses, [gathered for gathered, _ in everyone], shares, rounded, cut=cut)]
     findings += _other_weights(job, [gathered for _, gathered in everyone])
     findings += _moving_buffers(list(before.moved))
+    findings += _coarse_sums(mine, before.magnitudes, bound)
     return {
         "differences": {
             "loss": asdict(loss),
@@ -69,8 +82,13 @@ def compare(
 def _magnitude(micro: Micro, name: str, value_of_window: float) -> float:
     """The loss's terms by size, over the window's units."""
     pairs = [losses[name] for turn in micro.values() for losses in turn if name in losses]
-    units = sum(count for _, count in pairs)
+    units = _units(micro, name)
     return max(sum(abs(value) for value, _ in pairs) / units if units else 0.0, abs(value_of_window))
+
+
+def _units(micro: Micro, name: str) -> float:
+    """Valid units of a loss in a window."""
+    return sum(losses[name][1] for turn in micro.values() for losses in turn if name in losses)
 
 
 def sum_of_parts(parts: list[Micro]) -> Micro:
@@ -93,15 +111,24 @@ def sum_of_parts(parts: list[Micro]) -> Micro:
     }
 
 
-def _other_draws(alone: Micro, ranks: list[Micro], shares: list[int], *, cut: bool) -> list[VerifyFinding]:
-    """Finds losses that depend on the rank: equal samples, weights and random streams, and another loss."""
+def _other_draws(
+    alone: Micro, ranks: list[Micro], shares: list[int], rounded: Mapping[str, float], *, cut: bool
+) -> list[VerifyFinding]:
+    """Finds losses that depend on the rank: equal samples, weights and random streams, and another loss.
+
+    Args:
+        rounded: by loss, what the window's may differ by where layers are cut; that of a single micro-batch may make up
+            all of it.
+    """
+    room = {name: more * _units(alone, name) for name, more in rounded.items()}
     starts = [sum(shares[:rank]) for rank in range(len(shares))]
     for rank, mine in enumerate(ranks):
         for turn, losses in mine.items():
             for index, micro_losses in enumerate(losses[: shares[rank]]):
                 for name, (value, units) in micro_losses.items():
                     other, count = alone[turn][starts[rank] + index].get(name, (float("nan"), 0.0))
-                    if units != count or not abs(value - other) <= SAME_LOSS * max(abs(value), abs(other)):
+                    most = SAME_LOSS * max(abs(value), abs(other)) + room.get(name, 0.0)
+                    if units != count or not abs(value - other) <= most:
                         why = (
                             "dropout in layers that are cut draws other numbers, or the job does; verify with dropout 0"
                             if cut
@@ -126,6 +153,27 @@ def _moving_buffers(names: list[str]) -> list[VerifyFinding]:
         "computed with them differ by the number of ranks; compared with the window's first ones"
     )
     return [VerifyFinding(code="moving_buffers", kind="note", text=text)]
+
+
+def _coarse_sums(
+    gradients: Mapping[str, Tensor], magnitudes: Mapping[str, Tensor], bound: float
+) -> list[VerifyFinding]:
+    """Gradients in a type of fewer bits than fp32: how large a part of them may be rounding."""
+    halves = {name: gradient for name, gradient in gradients.items() if coarser(gradient.dtype) > 1}
+    whole = sum(float(gradient.double().square().sum()) for gradient in halves.values()) ** 0.5
+    if not whole:
+        return []
+    rooms = [
+        bound * coarser(gradient.dtype) * torch.maximum(magnitudes.get(name, gradient).abs(), gradient.abs()).double()
+        for name, gradient in halves.items()
+    ]
+    share = sum(float(room.square().sum()) for room in rooms) ** 0.5 / whole
+    kinds = ", ".join(sorted({str(gradient.dtype).removeprefix("torch.") for gradient in halves.values()}))
+    text = (
+        f"gradients of {len(halves)} parameters are {kinds}: differences of up to {100 * share:.2g} % of them may be "
+        "rounding, and smaller faults are not seen; verify the job with float32 nets too, where it can build them"
+    )
+    return [VerifyFinding(code="coarse_gradients", kind="note", text=text)]
 
 
 def _other_weights(job: Job, ranks: list[dict[str, list[float]]]) -> list[VerifyFinding]:

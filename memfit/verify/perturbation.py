@@ -40,7 +40,7 @@ from torch import Tensor
 from memfit.apply.train_state import TrainState
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.mesh import MeshShape
-from memfit.verify.bounds import UNIT
+from memfit.verify.bounds import UNIT, coarser
 from memfit.verify.recording_engine import RecordedWindow, RecordingEngine
 from memfit.verify.split_products import SplitProducts
 
@@ -119,7 +119,7 @@ def allow_for(
     room = (ROOM if draws == 1 else ROOM_OF_PRODUCTS) / bound
     for name, gradient in seen.gradients.items():
         known = torch.maximum(seen.magnitudes.get(name, gradient.abs()), gradient.abs())
-        seen.magnitudes[name] = known + room * _root_mean_square(gradients[name])
+        seen.magnitudes[name] = known + room / coarser(gradient.dtype) * _root_mean_square(gradients[name])
     if draws > 1:
         seen.loss_magnitudes = {name: room * _root_mean_square(changes) for name, changes in values.items()}
 
@@ -136,7 +136,7 @@ def _move_last_bits(train_state: TrainState, draw: int) -> None:
 def _factors(like: Tensor, draw: int, index: int) -> Tensor:
     generator = torch.Generator(like.device).manual_seed((draw << 20) + index)  # of 32 bits on a CPU
     signs = torch.randint(0, 2, like.shape, generator=generator, device=like.device) * 2 - 1
-    return 1 + signs.to(like.dtype) * 2 * UNIT
+    return 1 + signs.to(like.dtype) * 2 * UNIT * coarser(like.dtype)
 
 
 def _root_mean_square(values: Sequence[float]) -> float:

@@ -25,6 +25,8 @@ from memfit.verify.findings import VerifyFinding
 from memfit.verify.verify_plan import job_of, on_ranks
 
 RANKS = "memfit.verify.rank_entry"
+_WITH_FIGURES = frozenset({"rank_draws", "coarse_gradients"})
+"""Findings whose text has figures of a window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +161,11 @@ def _world(world: int, engine: str, mesh: MeshShape | None, windows: Sequence[di
 
 
 def _first_of_each(findings: Sequence[VerifyFinding]) -> list[VerifyFinding]:
-    """Faults first; of findings with one code that a world found, the first world's alone."""
+    """Faults first; of findings with one code that a world found, the first world's alone, and of those with figures
+    of a window the first one's."""
     kept: dict[tuple[str, str], VerifyFinding] = {}
     for finding in sorted(findings, key=lambda finding: (finding.kind != "fault", finding.world or 0)):
-        kept.setdefault((finding.code, finding.text if finding.code != "rank_draws" else ""), finding)
+        kept.setdefault((finding.code, finding.text if finding.code not in _WITH_FIGURES else ""), finding)
     return list(kept.values())
 
 

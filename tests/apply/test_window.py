@@ -126,6 +126,17 @@ def test_a_window_without_valid_units_takes_no_step():
     assert all(torch.equal(a, b) for a, b in zip(before, train_state.nets["net"].parameters(), strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_in_a_half_type_are_summed_over_the_window_in_fp32(dtype):
+    class Half(Counted):
+        def loss(self, nets, batch):
+            total = super().loss(nets, batch).sum
+            return Loss((total * 0 + 1000).to(dtype), self.units(batch))
+
+    _, result = gradients(Half(), [1] * 64)
+    assert float(result.losses["loss"]) == pytest.approx(64_000 / int(data()[1].sum()), rel=1e-6)
+
+
 def test_several_losses_with_units_known_too_late_are_refused():
     class Two(Sentences):
         def turns(self, optimizers):

@@ -1,6 +1,7 @@
 """Mixtures of experts that transformers has plans for, and nets whose experts cannot be divided."""
 
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import (
     GptOssConfig,
     GptOssForCausalLM,
@@ -83,12 +84,21 @@ class Biased(Words):
         return {"net": GptOssForCausalLM(config)}
 
 
+class AdaptedMixture(Mixture):
+    """A Mixtral with adapters of its attention; its experts are frozen."""
+
+    def nets(self):
+        adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "o_proj"], init_lora_weights=False)
+        return {"net": get_peft_model(super().nets()["net"], adapters)}
+
+
 class Three(Mixture):
     experts: int = 3
 
 
 CARRIED = {
     "mixture": Mixture, "shared expert": SharedExpert, "normed mixture": NormedMixture, "biased experts": Biased,
+    "adapted mixture": AdaptedMixture,
 }  # fmt: skip
 CUT = {name: kind for name, kind in CARRIED.items() if kind is not Biased}
 """Those whose experts transformers has a plan to cut on ``tp``."""

@@ -122,12 +122,15 @@ TENSOR_CASES = [
     EngineCase("llama", "fsdp2", 2, {}, {}, TENSOR),
     EngineCase("tied llama", "fsdp2", 1, {"precision": "bf16"}, {}, TENSOR),
     EngineCase("own", "fsdp2", 1, {}, {}, TENSOR),
+    EngineCase("adapters", "fsdp2", 2, {}, {}, TENSOR),
+    EngineCase("adapters in diffusers", "fsdp2", 1, {}, {}, TENSOR),
 ]
 BOTH_CASES = [
     EngineCase("llama", "fsdp2", 1, {}, {}, BOTH),
     EngineCase("llama", "fsdp2", 2, BF16, {"half_gather": True}, BOTH),
     EngineCase("drawn", "fsdp2", 1, {}, {}, BOTH),
     EngineCase("own", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, BOTH),
+    EngineCase("adapters", "fsdp2", 1, BF16, {}, BOTH),
 ]
 BUILT_IN_CUT = [EngineCase(net, "fsdp2", 2, {}, {}, TENSOR) for net in ("f5", "e2", "s1", "latentsync", "diffusers")]
 BUILT_IN_HYBRID = [EngineCase(net, "fsdp2", 2, {}, {}, HYBRID) for net in ("f5", "s1", "latentsync")]
@@ -140,6 +143,7 @@ EXPERT_CASES = [
     EngineCase("shared expert", "fsdp2", 1, BF16, {}, DIVIDED),
     EngineCase("normed mixture", "fsdp2", 2, {}, {}, DIVIDED),
     EngineCase("biased experts", "fsdp2", 1, {}, {}, DIVIDED),
+    EngineCase("adapted mixture", "fsdp2", 1, {}, {}, DIVIDED),
 ]
 DIVIDED_TOKENS = {"sequence_parallel": True}
 SEQUENCE_CASES = [

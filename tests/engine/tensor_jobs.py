@@ -1,7 +1,11 @@
 """Nets whose layers are cut: two that transformers plans, one that cuts itself, and those that cannot be cut."""
 
+from types import SimpleNamespace
+from typing import ClassVar
+
 import torch
-from peft import LoraConfig, get_peft_model
+from diffusers.models.attention import BasicTransformerBlock
+from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import (
@@ -85,6 +89,68 @@ class Adapted(Words):
         return {"net": get_peft_model(super().nets()["net"], LoraConfig(target_modules=["q_proj"]))}
 
 
+class FullyAdapted(Words):
+    """Adapters of all linear layers, and a head that is trained whole."""
+
+    settings_of_adapters: ClassVar = {
+        "target_modules": "all-linear",
+        "modules_to_save": ["lm_head"],
+        "init_lora_weights": False,
+    }
+
+    def nets(self):
+        net = super().nets()["net"]
+        torch.manual_seed(5)
+        return {"net": get_peft_model(net, LoraConfig(r=4, **self.settings_of_adapters))}
+
+
+class Magnitudes(FullyAdapted):
+    """Adapters with magnitudes (DoRA)."""
+
+    settings_of_adapters: ClassVar = {"target_modules": ["q_proj"], "use_dora": True}
+
+
+class AdaptedEmbedding(FullyAdapted):
+    settings_of_adapters: ClassVar = {"target_modules": ["embed_tokens"]}
+
+
+class Denoiser(nn.Module):
+    """diffusers' transformer block between an embedding and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(32, 32), nn.Linear(32, 32)
+        self.block = BasicTransformerBlock(32, 4, 8, activation_fn="geglu")
+
+    def forward(self, tokens, use_cache=False):
+        return SimpleNamespace(logits=self.head(self.block(self.embedding(tokens))))
+
+
+class AdaptedBlock(Words):
+    """Adapters within the attention and feed-forward of diffusers."""
+
+    def nets(self):
+        torch.manual_seed(5)
+        targets = ["to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2"]
+        return {"net": inject_adapter_in_model(LoraConfig(target_modules=targets, init_lora_weights=False), Denoiser())}
+
+
+class Beside(Words):
+    """A Llama within a net that has attention of its own."""
+
+    def nets(self):
+        torch.manual_seed(5)
+        net = Denoiser()
+        net.embedding = super().nets()["net"]
+        return {"net": net}
+
+    def loss(self, nets, batch):
+        net = nets["net"]
+        given = net.embedding(batch, use_cache=False).logits
+        logits = net.head(net.block(given))[:, :-1].flatten(0, 1)
+        return Loss(nn.functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum"), 5 * len(batch))
+
+
 class Odd(Words):
     def nets(self):
         return {"net": LlamaForCausalLM(LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=1))}
@@ -151,11 +217,13 @@ class Idle(Own):
 
 CARRIED = {
     "llama": Words, "tied llama": Tied, "own": Own, "norms of heads": Normed, "scaled embedding": Scaled,
-    "scaled and tied embedding": ScaledTied,
+    "scaled and tied embedding": ScaledTied, "adapters": FullyAdapted, "adapters in diffusers": AdaptedBlock,
+    "llama in another net": Beside,
 }  # fmt: skip
 REFUSED = {
     Unplanned: "net 'net' on tp=2: transformers has no tensor-parallel plan for GPT2LMHeadModel",
-    Adapted: "net 'net' on tp=2: no module of PeftModel is in its plan",
+    Magnitudes: "q_proj on tp=2: its adapter Linear has lora_magnitude_vector, which is not carried",
+    AdaptedEmbedding: "embed_tokens on tp=2: its adapter Embedding has lora_embedding_A, which is not carried",
     Odd: "num_key_value_heads = 1 does not divide",
     Looped: "net.model.layers.0.mlp.experts on tp=2: its experts run by 'eager', whose gates ranks cannot exchange",
     Narrow: "net.model.layers.0.mlp.experts on tp=2: 162 of its gate_up_proj does not divide by 4; write another tp",

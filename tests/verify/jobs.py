@@ -29,6 +29,26 @@ class Sound(Job):
         return Loss(F.cross_entropy(nets["net"](batch["x"]), batch["y"], reduction="sum"), len(batch["y"]))
 
 
+class Half(Sound):
+    """Weights, gradients and losses in bf16."""
+
+    def nets(self):
+        return {"net": super().nets()["net"].bfloat16()}
+
+    def loss(self, nets, batch):
+        return super().loss(nets, {**batch, "x": batch["x"].bfloat16()})
+
+
+class HalfOfTheRank(Half):
+    """One rank scales its gradients."""
+
+    def loss(self, nets, batch):
+        loss = super().loss(nets, batch)
+        if dist.is_initialized() and dist.get_world_size() > 1 and dist.get_rank() == 1:
+            loss.sum.register_hook(lambda gradient: gradient * 1.25)
+        return loss
+
+
 class LocalBatchNorm(Sound):
     def nets(self):
         return {"net": nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24), nn.Tanh(), nn.Linear(24, 4))}

@@ -10,6 +10,7 @@ from torch import nn
 import memfit
 from memfit.apply.train_state import build
 from memfit.engine.single import Single
+from memfit.verify.bounds import sum_bound
 from memfit.verify.compare import _moving_buffers, compare
 from memfit.verify.fixed_rng import FixedDraws
 from memfit.verify.recording_engine import RecordedWindow, RecordingEngine
@@ -51,6 +52,15 @@ def test_a_loss_that_depends_on_the_rank_says_what_may_draw(cut, words):
     (finding,) = result["findings"]
     assert finding["code"] == "rank_draws"
     assert words in finding["text"]
+
+
+@pytest.mark.parametrize(("rounding", "codes"), [(0.2, []), (0.04, ["rank_draws"])])
+def test_a_loss_of_cut_layers_may_differ_by_what_other_roundings_of_products_do(rounding, codes):
+    micro, other = ({"main": [{"loss": (value, 8.0)}]} for value in (40.0, 41.0))
+    seen = RecordedWindow(micro_losses=micro, loss_magnitudes={"loss": rounding / sum_bound(1)})
+    alone = {"seen": seen, "optimizers": {}, "names": {}, "losses": {"loss": 5.0}}
+    result = compare(Normalised(), alone, (RecordedWindow(), {"loss": 5.125}), [(other, {})], [1], cut=True)
+    assert [finding["code"] for finding in result["findings"]] == codes
 
 
 def test_an_average_of_weights_that_differs_by_more_than_rounding_is_told():

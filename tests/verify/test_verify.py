@@ -19,6 +19,7 @@ from tests.verify import jobs
 ROOT = Path(__file__).parents[2]
 FOUND_ALONE = {
     "Sound": [],
+    "Half": [],
     "LocalBatchNorm": [("batch_norm", "fault")],
     "InBatchNegatives": [("in_batch", "fault")],
     "Dropout": [("dropout", "note")],
@@ -143,6 +144,16 @@ def test_what_ranks_do_otherwise_is_found_and_named(name, code, exit_code):
     assert returned == exit_code
     assert code in [finding["code"] for finding in answer["findings"]]
     assert answer["ok"] is (exit_code == 0)
+
+
+@pytest.mark.parametrize(("name", "engine"), [("Half", "ddp"), ("Half", "fsdp2"), ("HalfOfTheRank", "fsdp2")])
+def test_nets_in_bf16_are_compared_by_the_rounding_of_bf16(name, engine):
+    code, answer = verify(name, "--world-sizes", "2", "--windows", "2", "--engine", engine)
+    assert code == (0 if name == "Half" else 4)
+    (finding,) = [finding for finding in answer["findings"] if finding["code"] == "coarse_gradients"]
+    assert "gradients of 4 parameters are bfloat16" in finding["text"]
+    (two,) = answer["worlds"]
+    assert (two["of_bounds"]["gradients"] > 2) is (name != "Half")
 
 
 @pytest.mark.slow
