@@ -25,7 +25,8 @@ from torch import Tensor
 
 from memfit.batch.rank_split import even
 from memfit.batch.windows import Window
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
+from memfit.train.checkpoint.state_codec import KEPT, decode_alone, encode_alone
 from memfit.train.loop.rng import STREAM, seed_stream
 
 _NEVER = -1
@@ -40,9 +41,10 @@ class StreamState:
     position: int
     epoch: int
     position_in_epoch: int
-    state: Any
-    """What the data set's ``state_dict`` gave; None: it has none, or one that does not bring its order back, and
-    reading begins anew."""
+    state: dict[str, Any] | None
+    """What the data set's ``state_dict`` gave, as ``encode_alone`` codes it: the same in every process and in a file,
+    and nothing that the data set goes on writing into. None: it has none, one that no file can hold, or one that does
+    not bring its order back, and reading begins anew."""
     checksum: int = 0
     """Of the sample at the position, by which a resumed run sees whether the state brings its order back."""
 
@@ -74,7 +76,7 @@ class StreamSamples:
         self._known: StreamState | None = None
         self._noted: StreamState | None = None
         """A state whose first sample was not read yet."""
-        self._first_state = self._state_dict() if self._has_state else None
+        self._first_state = self._copy_of_first_state() if self._has_state else None
         self._iterator: Iterator[Any] | None = None
         self._begins_with: StreamState | None = None
         self._expected: StreamState | None = None
@@ -124,7 +126,7 @@ class StreamSamples:
         if state is None:
             self._at, self._epoch, self._in_epoch = 0, 0, 0
             if self._first_state is not None and self._iterator is not None:
-                self._stream.load_state_dict(_copied(self._first_state))  # type: ignore[attr-defined]
+                self._load_first_state()
         else:
             self._at, self._epoch, self._in_epoch = state.position, state.epoch, state.position_in_epoch
         self._iterator, self._begins_with = None, state
@@ -135,7 +137,8 @@ class StreamSamples:
             set_epoch(epoch)
         seed_stream(self._seed, epoch, _NEVER, STREAM)
         if state is not None:
-            self._stream.load_state_dict(_copied(state.state))  # type: ignore[attr-defined]
+            assert state.state is not None, "reading begins with states of the data set alone"
+            self._stream.load_state_dict(decode_alone(state.state))  # type: ignore[attr-defined]
         return iter(self._stream)
 
     def _read(self) -> None:
@@ -171,7 +174,7 @@ class StreamSamples:
             print(f"memfit: {why}: the stream is read from its start to sample {self._at}", file=sys.stderr, flush=True)
             self._has_state = False
             self._states.clear()
-            self._stream.load_state_dict(_copied(self._first_state))  # type: ignore[attr-defined]
+            self._load_first_state()
             self._go_back(0)
             return False
         expected = self._expected
@@ -190,13 +193,36 @@ class StreamSamples:
             position=self._at,
             epoch=self._epoch,
             position_in_epoch=self._in_epoch,
-            state=self._state_dict() if self._has_state else None,
+            state=self._coded_state() if self._has_state else None,
         )
         while len(self._states) > MOST_STATES:
             self._states.popitem(last=False)
 
-    def _state_dict(self) -> Any:
-        return _copied(self._stream.state_dict())  # type: ignore[attr-defined]
+    def _coded_state(self) -> dict[str, Any] | None:
+        """The data set's state as it is now; None, from now on, where a part of it cannot be kept."""
+        try:
+            return encode_alone(self._stream.state_dict(), "the data set's state_dict")  # type: ignore[attr-defined]
+        except InputError as error:
+            why = f"{error.seen} is {error.why}, which no file can hold"
+            print(f"memfit: {why}: a resumed run reads the stream from its start", file=sys.stderr, flush=True)
+            self._has_state = False
+            return None
+
+    def _copy_of_first_state(self) -> Any:
+        """The state with which the data set begins, which need not be kept in a file.
+
+        Raises:
+            InputError: it cannot be copied, so nothing brings the first sample back once it was read.
+        """
+        state = self._stream.state_dict()  # type: ignore[attr-defined]
+        try:
+            return copy.deepcopy(state)
+        except Exception as error:
+            write = f"give {KEPT} in state_dict()"
+            raise InputError("the data set's state_dict", f"it cannot be copied: {describe(error)}", write) from error
+
+    def _load_first_state(self) -> None:
+        self._stream.load_state_dict(copy.deepcopy(self._first_state))  # type: ignore[attr-defined]
 
 
 def checksum(value: Any) -> int:
@@ -211,11 +237,6 @@ def checksum(value: Any) -> int:
         return zlib.crc32(repr([checksum(part) for part in value]).encode())
     plain = value is None or isinstance(value, str | bytes | int | float)
     return zlib.crc32(repr(value if plain else type(value).__name__).encode())
-
-
-def _copied(state: Any) -> Any:
-    """The state as it is now: a data set may go on writing into what it gave."""
-    return copy.deepcopy(state)
 
 
 class StreamWindows:

@@ -1,7 +1,7 @@
 """RUN/stream.json: the states of a stream with which the windows of the newest checkpoints begin.
 
-Where there is no state for a checkpoint, or one that JSON cannot hold, a resumed run reads the stream from its start up
-to the position of the checkpoint.
+Where there is no state for a checkpoint, a resumed run reads the stream from its start up to the position of the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from dataclasses import asdict
 from typing import Any
 
 from memfit.atomic_file import write_atomic
+from memfit.train.checkpoint.state_codec import decode_alone
 from memfit.train.data.stream import StreamState
 from memfit.train.run_folder import RunFolder, writing
 
 NAME = "stream.json"
 KEPT = 16
 """States that stay, the newest ones."""
+KEPT_BYTES = 64 << 20
+"""What they take together, beside the newest: a state may hold a shuffle's whole buffer."""
 
 
 def write_stream_state(folder: RunFolder, state: StreamState | None) -> None:
@@ -28,12 +31,11 @@ def write_stream_state(folder: RunFolder, state: StreamState | None) -> None:
     """
     if state is None:
         return
-    try:
-        text = json.dumps([*map(asdict, _states(folder)), asdict(state)][-KEPT:])
-    except (TypeError, ValueError):
-        return
+    texts = [json.dumps(asdict(known)) for known in (*_states(folder), state)][-KEPT:]
+    while len(texts) > 1 and sum(map(len, texts)) > KEPT_BYTES:
+        texts.pop(0)
     with writing(folder.path / NAME):
-        write_atomic(folder.path / NAME, text)
+        write_atomic(folder.path / NAME, f"[{', '.join(texts)}]")
 
 
 def read_stream_state(folder: RunFolder, position: int) -> StreamState | None:
@@ -52,4 +54,11 @@ def _states(folder: RunFolder) -> list[StreamState]:
 
 def _is_state(value: Any) -> bool:
     names = ("position", "epoch", "position_in_epoch")
-    return isinstance(value, dict) and all(type(value.get(name)) is int and value[name] >= 0 for name in names)
+    if not isinstance(value, dict) or not all(type(value.get(name)) is int and value[name] >= 0 for name in names):
+        return False
+    if value.get("state") is None:
+        return True
+    with contextlib.suppress(Exception):
+        decode_alone(value["state"])
+        return True
+    return False
