@@ -309,8 +309,9 @@ def _checked_schedules(job: Job, schedules: Any) -> dict[str, Any]:
         seen = f"{type(job).__name__}.schedules()"
         raise InputError(seen, f"gave {type(schedules).__name__}, not a dict of schedulers", write)
     for name, schedule in schedules.items():
-        if not callable(getattr(schedule, "step", None)):
-            raise InputError(f"schedule {name!r}", f"a {type(schedule).__name__}, which has no step()", write)
+        for method in ("step", "state_dict", "load_state_dict"):
+            if not callable(getattr(schedule, method, None)):
+                raise InputError(f"schedule {name!r}", f"a {type(schedule).__name__}, which has no {method}()", write)
         if wanted := _must_be_given(schedule.step):
             raise InputError(
                 f"schedule {name!r}",

@@ -2,6 +2,7 @@
 
 from collections import UserDict, defaultdict
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -176,13 +177,21 @@ class Plateau(Sentences):
         return {"rate": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizers["net"])}
 
 
+class Stateless(Sentences):
+    """Its schedule is of its own making, and a checkpoint could not keep where it stands."""
+
+    def schedules(self, optimizers, windows):
+        return {"rate": SimpleNamespace(step=lambda: None)}
+
+
 @pytest.mark.parametrize(
     ("job", "says"),
     [
         (Closing(), "optimizer 'net': LBFGS steps with a closure.*write one such as torch.optim.AdamW"),
         (Plateau(), "schedule 'rate': ReduceLROnPlateau steps by metrics.*CosineAnnealingLR"),
+        (Stateless(), r"schedule 'rate': a SimpleNamespace, which has no state_dict\(\)"),
     ],
-    ids=["LBFGS", "ReduceLROnPlateau"],
+    ids=["LBFGS", "ReduceLROnPlateau", "no state"],
 )
 def test_a_step_that_asks_for_more_is_refused(job, says):
     with pytest.raises(InputError, match=says):
