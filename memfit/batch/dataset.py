@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from memfit.batch.lengths import as_lengths
+from memfit.batch.whole_data_set import whole_data_set
 from memfit.errors import InputError, describe, line_of_job
 from memfit.job import Job
 
@@ -25,16 +26,16 @@ def dataset_of(job: Job) -> Sequence[Any]:
 
 
 def by_index(job: Job, samples: Any) -> Sequence[Any]:
-    """What ``dataset()`` gave, checked to be samples by index.
+    """What ``dataset()`` gave, checked to be samples by index, all of them on each rank.
 
     Raises:
-        InputError: it has no length, or one that is no number, or cannot be indexed.
+        InputError: it has no length, or one that is no number, or cannot be indexed; see ``whole_data_set``.
     """
     if not _is_by_index(samples):
         write = "write dataset(self) -> a sequence of samples with a length, or an IterableDataset"
         raise InputError(f"{type(job).__name__}.dataset()", f"gave {type(samples).__name__}, not a sequence", write)
     count_of(samples, "dataset")
-    return samples
+    return whole_data_set(samples, "dataset")
 
 
 def count_of(samples: Any, name: str) -> int:

@@ -40,7 +40,7 @@ class RunData:
     loader: BatchLoader | None
     """Workers that read the samples; None: this process reads them."""
     first_sample: int
-    """Checksum of a stream's first sample; 0 where samples have an index."""
+    """Checksum of the first sample; 0 where samples have an index, and the first is not the same each time."""
 
 
 def load_run_data(plan: Plan, engine: Engine, workers: int | None) -> RunData:
@@ -70,7 +70,7 @@ def load_run_data(plan: Plan, engine: Engine, workers: int | None) -> RunData:
         windows=windows,
         validation=validation,
         loader=_loader(plan, engine, workers, job=job, lengths=lengths, reader=reader, cost=cost),
-        first_sample=cost.checksum if isinstance(samples, StreamSamples) else 0,
+        first_sample=cost.checksum if isinstance(samples, StreamSamples) or cost.repeats else 0,
     )
     seed_all(plan.seed)
     return data

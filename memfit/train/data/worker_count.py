@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from memfit.device.hardware.process_limits import available_cores
 from memfit.nested_tensors import tensors_in
@@ -43,6 +44,8 @@ class ReadingCost:
     """Why no worker can read, where that is seen."""
     checksum: int = 0
     """Of the bytes of the batch's tensors."""
+    repeats: bool = False
+    """Whether the batch was read more than once, and came with the same bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +71,11 @@ def reading_cost(reader: BatchReader, ids: Ids, threads: Collection[int | None])
     begin = time.perf_counter()
     batch = reader.read(0, ids)
     seconds, cpu = time.perf_counter() - begin, 0.0
+    first_checksum, read_again = _checksum(batch), False
     for number in range(READS):
         if seconds < 1.0 if number == 0 else seconds < QUICK:
             begin, cpu_before = time.perf_counter(), time.thread_time()
-            batch = reader.read(0, ids)
+            batch, read_again = reader.read(0, ids), True
             taken = time.perf_counter() - begin, time.thread_time() - cpu_before
             seconds, cpu = taken if number == 0 else min((seconds, cpu), taken)
     own = [
@@ -86,11 +90,21 @@ def reading_cost(reader: BatchReader, ids: Ids, threads: Collection[int | None])
         return ReadingCost(seconds=seconds, cpu_seconds=cpu, nbytes=0, reason="its batches are on a device")
     try:
         nbytes = pack(batch, None, None).nbytes
-        tensors = pack([tensor.detach() for tensor in tensors_in(batch)], None, None)
     except Exception:
         return ReadingCost(seconds=seconds, cpu_seconds=cpu, nbytes=0, reason="its batches cannot be pickled")
-    checksum = zlib.crc32(b"".join(tensors.loose))
-    return ReadingCost(seconds=seconds, cpu_seconds=cpu, nbytes=nbytes, checksum=checksum)
+    checksum = _checksum(batch)
+    repeats = read_again and checksum == first_checksum
+    return ReadingCost(seconds=seconds, cpu_seconds=cpu, nbytes=nbytes, checksum=checksum, repeats=repeats)
+
+
+def _checksum(batch: Any) -> int:
+    """Of the bytes of a batch's tensors; 0 where they cannot be had."""
+    if any(tensor.device.type != "cpu" for tensor in tensors_in(batch)):
+        return 0
+    try:
+        return zlib.crc32(b"".join(pack([tensor.detach() for tensor in tensors_in(batch)], None, None).loose))
+    except Exception:
+        return 0
 
 
 def choose_loading(

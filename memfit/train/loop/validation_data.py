@@ -12,6 +12,7 @@ from memfit.apply.batches import on_device
 from memfit.apply.job_objects import JobCall
 from memfit.apply.train_state import TrainState
 from memfit.batch.dataset import count_of
+from memfit.batch.whole_data_set import whole_data_set
 from memfit.errors import InputError, describe
 from memfit.job import Job, Shape
 from memfit.trace.step_phases import fetch_synthetic
@@ -65,7 +66,7 @@ def validation_data(job: Job) -> ValidationData | None:
     """What a job validates on; None where it has no validation, or nothing but made-up batches.
 
     Raises:
-        InputError: ``validation_dataset`` gave no sequence, or an empty one.
+        InputError: ``validation_dataset`` gave no sequence, or an empty one; see ``whole_data_set``.
     """
     if not job.validates:
         return None
@@ -77,7 +78,7 @@ def validation_data(job: Job) -> ValidationData | None:
         gave = "no sample" if hasattr(samples, "__len__") else f"{type(samples).__name__}, not a sequence"
         write = "write validation_dataset(self) -> a sequence of samples, or leave it out"
         raise InputError(f"{type(job).__name__}.validation_dataset()", f"gave {gave}", write)
-    return ValidationData(samples=samples)
+    return ValidationData(samples=whole_data_set(samples, "validation_dataset"))
 
 
 def no_real_samples(job: Job) -> str:
