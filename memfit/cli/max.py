@@ -23,7 +23,7 @@ from memfit.errors import Exit, InputError
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
-    from memfit.planner.asked_job import JobFacts
+    from memfit.planner.asked_job import AskedJob
     from memfit.planner.largest import Largest, Vary
 
 
@@ -67,7 +67,7 @@ def command(
 
         with asked_job(job, pairs, fresh=fresh) as asked:
             facts = asked.facts
-            sizes, what = _sizes(facts, by_length, vary, count)
+            sizes, what = _sizes(asked, by_length, vary, count)
             answers = [
                 largest.with_certain(largest.largest_of(policy, device, asked, sizes), asked, sizes)
                 for policy in facts.policies
@@ -122,19 +122,19 @@ def _largest_of_script(job: str, targets: list[Device], options: dict[str, Any],
     return Exit.DONE if any(scan.largest.batch for scan in scans) else Exit.NOTHING_FITS
 
 
-def _sizes(facts: JobFacts, by_length: bool, vary: str | None, items: int) -> tuple[Vary, str]:
+def _sizes(asked: AskedJob, by_length: bool, vary: str | None, items: int) -> tuple[Vary, str]:
     """Returns what a size is of, and its name."""
-    from memfit.job import Shape
     from memfit.planner import largest
 
+    facts = asked.facts
     if vary is not None:
-        return largest.by_setting(facts, vary, Shape(items=items, length=facts.longest)), vary
+        return largest.by_setting(asked, vary, items), vary
     if not by_length:
         return largest.by_items(facts.longest), "micro_batch"
     if facts.longest is None:
         write = "write --vary with the setting that holds the length"
         raise InputError("--length", f"this job's batches are counted in {facts.unit}, without a length", write)
-    return largest.by_length(items), "length"
+    return largest.by_length(items, facts.longest), "length"
 
 
 def _json(answer: Largest, what: str) -> dict[str, Any]:
@@ -153,6 +153,9 @@ def _json(answer: Largest, what: str) -> dict[str, Any]:
         "largest": size,
         "shape": asdict(prediction.shape) if prediction is not None else None,
         "exact": answer.exact,
+        "step": answer.search.step,
+        "refused": [asdict(each) for each in answer.search.refusals],
+        "stopped": answer.search.stopped,
         "largest_certain": certain,
         "verdict": footprint.verdict if footprint is not None else "no",
         "process_bytes": footprint and footprint.phases[footprint.limiting_phase].process_bytes,

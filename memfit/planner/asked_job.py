@@ -54,8 +54,8 @@ class JobFacts:
     """The job's own recomputation: mode by module path."""
     every: Mapping[str, str]
     """Every module that may be recomputed."""
-    whole_numbers: tuple[str, ...]
-    """Settings that hold a whole number."""
+    whole_numbers: Mapping[str, int | None]
+    """Settings that hold a whole number, and what they hold."""
     policies: tuple[Policy, ...]
 
 
@@ -119,6 +119,16 @@ class AskedJob:
             self._facts = facts_of(self.job)
             self.remember("facts", facts_to_json(self._facts))
         return self._facts
+
+    def longest_with(self, changes: Mapping[str, Any]) -> int | None:
+        """The length of the job's longest item under other settings; None where items have no length."""
+        what = f"longest {_digest(dict(changes))}"
+        known = self.remembered(what)
+        if known is None:
+            known = [self._with_settings(changes).longest]
+            self.remember(what, known)
+        longest: int | None = known[0]
+        return longest
 
     @property
     def world(self) -> int:
@@ -186,16 +196,21 @@ class AskedJob:
     def _traced(
         self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]
     ) -> TracedQuestion:
-        from memfit.apply.phase_memory import with_settings
         from memfit.planner.predict import trace_question
         from memfit.trace.scratch_by_size import ScratchBySize
+
+        by_size = self._scratch.setdefault(identity, ScratchBySize())
+        sizes = self._facts.nets if self._facts is not None and not changes else None
+        job = self._with_settings(changes)
+        return trace_question(job, shape, device, scratch_by_size=by_size, sizes=sizes, **choices)
+
+    def _with_settings(self, changes: Mapping[str, Any]) -> Job:
+        from memfit.apply.phase_memory import with_settings
 
         key = _digest(dict(changes))
         if key not in self._changed:
             self._changed[key] = with_settings(self.job, changes)
-        by_size = self._scratch.setdefault(identity, ScratchBySize())
-        sizes = self._facts.nets if self._facts is not None and not changes else None
-        return trace_question(self._changed[key], shape, device, scratch_by_size=by_size, sizes=sizes, **choices)
+        return self._changed[key]
 
     def _exact(self, identity: str, items: int, device: Device) -> TracedQuestion | None:
         known = self._known.setdefault(identity, {}).setdefault(items, [])
@@ -231,5 +246,4 @@ def facts_from_json(values: Mapping[str, Any]) -> JobFacts:
     known = dict(values)
     known["nets"] = tuple(NetSize(**net) for net in known["nets"])
     known["policies"] = tuple(Policy(**policy) for policy in known["policies"])
-    known["whole_numbers"] = tuple(known["whole_numbers"])
     return JobFacts(**known)

@@ -8,6 +8,7 @@ lies on it, too; otherwise the interval is halved. What is left between two size
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ from memfit.footprint import Footprint
 from memfit.geometry import MOST
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob, JobFacts
-from memfit.planner.largest import largest_size
 from memfit.planner.prediction import TracedQuestion, footprint_on, holds_for
-from memfit.planner.step_range import StepRange, is_on, range_between
+from memfit.planner.size_search import largest_size
+from memfit.planner.step_range import StepRange, is_on, range_between, unlike_size
+from memfit.trace.event_limit import far_more_than, most_events
 from memfit.trace.extra_window import with_third_window
 from memfit.trace.interpolation import interpolated
 
@@ -143,6 +145,8 @@ class _Steps:
     def __init__(self, asked: AskedJob, device: Device, sharing: Sequence[Device]) -> None:
         self._asked, self._device, self._sharing = asked, device, sharing
         self._questions: list[TracedQuestion] = []
+        self._limits: dict[StepKind, int] = {}
+        """The most events of a step of each kind: far more than those of the first that was traced."""
         self._trace = cache(self._traced)
 
     def _traced(self, kind: StepKind, items: int) -> Trace | str:
@@ -151,14 +155,16 @@ class _Steps:
         several: dict[str, Any] = {"micro_batches": 2} if kind.accumulated else {}
         ranks: dict[str, Any] = {"engine": "ddp", "world": kind.world} if kind.world > 1 else {}
         try:
-            question = self._asked.question(
-                Shape(items=items, length=kind.length), self._device, derive=False,
-                checkpointing=modes[kind.checkpoint], **several, **ranks,
-            )  # fmt: skip
+            with most_events(self._limits.get(kind, sys.maxsize)):
+                question = self._asked.question(
+                    Shape(items=items, length=kind.length), self._device, derive=False,
+                    checkpointing=modes[kind.checkpoint], **several, **ranks,
+                )  # fmt: skip
         except Exception as error:  # the job's code is the user's: sizes that it refuses are not derived
             return describe(error)
         self._questions.append(question)
         (trace,) = question.traces.values()
+        self._limits.setdefault(kind, far_more_than(len(trace.kind)))
         return with_third_window(trace)
 
     def most_items(self, length: int | None, kinds: Sequence[StepKind]) -> int:
@@ -178,7 +184,7 @@ class _Steps:
             return max(phase.process_bytes for phase in footprint_on(trace, self._device).phases.values())
 
         more, _ = largest_size(needs, int(limit), most=bound)
-        return max(min(2 + (more or 1), bound), 4)
+        return max(min(unlike_size(2 + (more or 1)), bound), 4)
 
     def sharing_cards(self) -> list[Device]:
         """Cards for which every trace so far holds; the card itself first."""
@@ -231,7 +237,7 @@ def derived_ranges(trace_at: Callable[[int], Trace | str], most: int) -> list[St
 
 def _between(low: int, high: int) -> int:
     """A size between two others, as many times the lower as the higher is of it."""
-    middle = math.isqrt(low * high)
+    middle = unlike_size(math.isqrt(low * high))
     return middle if low < middle < high else (low + high) // 2
 
 

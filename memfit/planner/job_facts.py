@@ -26,7 +26,7 @@ def facts_of(job: Job) -> JobFacts:
     return JobFacts(
         unit=job.unit, longest=job.longest, precision=job.precision, checkpoint=job.checkpoint, nets=net_sizes(nets),
         own=own, every=every, policies=tuple(_policies(job, own, every)),
-        whole_numbers=tuple(name for name, kind in types.items() if kind in (int, int | None)),
+        whole_numbers={name: getattr(job, name) for name, kind in types.items() if kind in (int, int | None)},
     )  # fmt: skip
 
 

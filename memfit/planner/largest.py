@@ -9,32 +9,49 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device, catalogue
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 from memfit.footprint import Footprint
 from memfit.geometry import MOST
 from memfit.job import Shape
-from memfit.planner.asked_job import AskedJob, JobFacts, Policy
+from memfit.planner.asked_job import AskedJob, Policy
 from memfit.planner.prediction import Prediction, TracedQuestion, footprint_on, holds_for
+from memfit.planner.size_search import Refusal, RefusedSizeError, SizeAnswer, largest_size, search_size
+from memfit.planner.step_range import unlike_size
+from memfit.trace.event_limit import TooManyEventsError, most_events
 from memfit.trace.interpolation import interpolated
 
-Vary = Callable[[int], tuple[Mapping[str, Any], Shape]]
-"""(settings that differ from the job's, the micro-batch) of a size."""
-QUESTIONS = 40
-"""Predictions for one answer, at most."""
-SECANT = 8
-"""Predictions after which every second one halves what is left."""
+EVENTS = 200_000
+"""Events of the trace of a size that nobody asked for, at most, or twice those of the first size."""
 LARGEST = 1 << 16
 """Items of the micro-batch that is traced beside the smallest where one item more needs no more memory."""
 BEYOND = 1.5
 """That micro-batch needs about this multiple of the memory of the largest card for which the traces hold."""
+ITEMS = (1, 2, 3, 4, 8, 16)
+"""Items of which a job takes some: 2 where it normalises over the batch, more where it divides it."""
 FEWEST = 8
 """Items from which on smaller steps are traced on a CPU, see ``memfit.trace.scratch_by_size``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vary:
+    """What a size is of."""
+
+    name: str
+    """What its answers are kept under."""
+    at: Callable[[int], tuple[Mapping[str, Any], Shape]]
+    """(settings that differ from the job's, the micro-batch) of a size."""
+    starts: Sequence[int]
+    """Sizes of which the job takes one."""
+    own: int | None = None
+    """The job's own size; None: unknown."""
+    of_items: bool = False
+    """Whether sizes are items, so that sizes between two that were traced may follow from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +60,21 @@ class Largest:
 
     device: Device
     policy: Policy
-    size: int | None
-    """Items, units of length, or the setting's value."""
+    search: SizeAnswer
+    """What the search established of sizes."""
     prediction: Prediction | None
-    exact: bool
-    """Whether the next size was predicted and does not fit."""
     certain: int | None = None
     """The largest size whose whole interval fits, see ``with_certain``; None where not even the smallest's does."""
+
+    @property
+    def size(self) -> int | None:
+        """Items, units of length, or the setting's value."""
+        return self.search.size
+
+    @property
+    def exact(self) -> bool:
+        """Whether the next size was predicted and does not fit."""
+        return self.search.exact
 
 
 def largest_of(policy: Policy, device: Device, asked: AskedJob, vary: Vary) -> Largest:
@@ -57,16 +82,21 @@ def largest_of(policy: Policy, device: Device, asked: AskedJob, vary: Vary) -> L
 
     Args:
         vary: what a size is of.
+
+    Raises:
+        Exception: what the job's code raised, where it takes no size that was tried first.
     """
     sizes = _Sizes(policy, device, asked, vary)
     known = asked.remembered(sizes.key)
     if known is None:
-        size, exact = largest_size(sizes.needs, device.usable_bytes or 0, sizes.likely)
-        asked.remember(sizes.key, [size, exact])
+        answer = search_size(
+            sizes.needs, device.usable_bytes or 0, sizes.likely, starts=vary.starts, own=vary.own
+        )  # fmt: skip
+        asked.remember(sizes.key, asdict(answer))
     else:
-        size, exact = known
-    prediction = sizes.prediction(size) if size is not None else None
-    return Largest(device=device, policy=policy, size=size, prediction=prediction, exact=exact)
+        answer = _answer_from_json(known)
+    prediction = sizes.prediction(answer.size) if answer.size is not None else None
+    return Largest(device=device, policy=policy, search=answer, prediction=prediction)
 
 
 def with_certain(answer: Largest, asked: AskedJob, vary: Vary) -> Largest:
@@ -76,8 +106,12 @@ def with_certain(answer: Largest, asked: AskedJob, vary: Vary) -> Largest:
     sizes = _Sizes(answer.policy, answer.device, asked, vary)
     known = asked.remembered(f"certain {sizes.key}")
     if known is None:
-        most = answer.size - 1
-        known = [largest_size(sizes.highest, answer.device.usable_bytes or 0, most=most)[0] if most else None]
+        smallest = (answer.search.smallest,) if answer.search.smallest is not None else ()
+        smaller = search_size(
+            sizes.highest, answer.device.usable_bytes or 0, most=answer.size - 1, starts=(1, *smallest),
+            step=answer.search.step, must_begin=False,
+        )  # fmt: skip
+        known = [smaller.size]
         asked.remember(f"certain {sizes.key}", known)
     return replace(answer, certain=known[0])
 
@@ -93,14 +127,14 @@ class _Sizes:
     @property
     def key(self) -> str:
         """What the answer is kept under."""
-        sizes = [self._vary(size) for size in (1, 2)]
-        return f"largest {hashlib.sha256(repr((self._policy, sizes, self._device)).encode()).hexdigest()[:32]}"
+        words = repr((self._policy, self._vary.name, self._device))
+        return f"largest {hashlib.sha256(words.encode()).hexdigest()[:32]}"
 
     def prediction(self, size: int) -> Prediction:
         """A size predicted as ``memfit predict`` does."""
         if size not in self._known:
-            changes, shape = self._vary(size)
-            if not self._device.is_cuda and not changes and shape.items == size >= FEWEST:
+            changes, shape = self._vary.at(size)
+            if not self._device.is_cuda and self._vary.of_items and size >= FEWEST:
                 self._trace_smaller(shape)
             changes = {**self._policy.changes, **changes}
             self._known[size] = self._asked.predict(
@@ -109,15 +143,32 @@ class _Sizes:
         return self._known[size]
 
     def needs(self, size: int) -> int:
-        """Process bytes of a size."""
-        if size > 2 and not self._is_bracketed:
+        """Process bytes of a size.
+
+        Raises:
+            RefusedSizeError: the job takes no such size, or its trace is too long.
+        """
+        if len(self._known) > 1 and not self._is_bracketed:
             self._is_bracketed = True
             self._bracket()
-        return self._bytes(self.prediction(size).footprint)
+        return self._bytes(self._asked_for(size).footprint)
 
     def highest(self, size: int) -> int:
-        """Where the interval of a size's process bytes ends."""
-        return max(phase.process_bytes_high for phase in self.prediction(size).footprint.phases.values())
+        """Where the interval of a size's process bytes ends; raises as ``needs`` does."""
+        return max(phase.process_bytes_high for phase in self._asked_for(size).footprint.phases.values())
+
+    def _asked_for(self, size: int) -> Prediction:
+        try:
+            if not self._known:
+                return self.prediction(size)
+            with most_events(max(EVENTS, 2 * _events(next(iter(self._known.values()))))):
+                return self.prediction(size)
+        except MemoryError:
+            raise
+        except Exception as error:  # the job's code is the user's
+            is_long = isinstance(error, TooManyEventsError)
+            reason = f"{error.seen}: {error.why}" if isinstance(error, InputError) else describe(error)
+            raise RefusedSizeError(error, reason, too_long=is_long) from error
 
     def _trace_smaller(self, shape: Shape) -> None:
         """Traces the steps that spare one of a size most measurements of what its calls allocate."""
@@ -128,15 +179,17 @@ class _Sizes:
 
     def _bracket(self) -> None:
         """Traces a size that no card holds and one in between, from which all others follow on every card."""
-        (_, first), (changes, second) = self._vary(1), self._vary(2)
-        if changes or (first.length, second.items) != (second.length, 2):
+        if not self._vary.of_items or not self._device.is_cuda:
             return
-        sharing = sharing_cards(self._question(second))
-        most = items_beyond(self.prediction(1), self.prediction(2), (self._device, *sharing))
-        for items in (most, math.isqrt(2 * most)):
-            if items > 2 and self._device.is_cuda:
-                with suppress(Exception):  # the job's code may refuse a size that nobody asked for
-                    self._question(Shape(items=items, length=second.length))
+        first, second = (self._known[size] for size in sorted(self._known)[:2])
+        sharing = sharing_cards(self._question(second.shape))
+        most = items_beyond(first, second, (self._device, *sharing))
+        same = 2 * max(_events(first), _events(second))
+        for items in (most, unlike_size(math.isqrt(2 * most))):
+            if items > second.shape.items:
+                # the job's code may refuse a size that nobody asked for, and none follows from another number of events
+                with suppress(Exception), most_events(same):
+                    self._question(Shape(items=items, length=second.shape.length))
 
     def _question(self, shape: Shape) -> TracedQuestion:
         return self._asked.question(
@@ -165,73 +218,42 @@ class _Sizes:
         return need if footprint.fits else max(need, (self._device.usable_bytes or 0) + 1)
 
 
-def largest_size(
-    needs: Callable[[int], int],
-    limit: int,
-    likely: Callable[[int, int, int], int | None] | None = None,
-    most: int = MOST,
-) -> tuple[int | None, bool]:
-    """(the largest size whose need is within a limit, whether the next one's is known to exceed it).
-
-    Args:
-        needs: bytes of a size from 1 on; near enough to growing with it.
-        likely: (the largest size known to be within, another known size, a size that is too large) to an estimate of
-            the answer; None: the line through the needs of the two.
-        most: the largest size that is asked for.
-    """
-    known = {1: needs(1)}
-    if known[1] > limit:
-        return None, True
-    low, high = 1, most + 1
-    while high - low > 1 and len(known) < QUESTIONS:
-        size = _next_size(known, low, high, limit, likely)
-        known[size] = needs(size)
-        if known[size] <= limit:
-            low = max(low, size)
-        else:
-            high = min(high, size)
-    return low, high - low == 1 and high in known
-
-
-def _next_size(
-    known: Mapping[int, int], low: int, high: int, limit: int, likely: Callable[[int, int, int], int | None] | None
-) -> int:
-    """The next size to try: the likely one, one on the line through the two known sizes next to the limit, or halfway
-    between them."""
-    if len(known) == 1:
-        return 2
-    if len(known) > SECANT and len(known) % 2:
-        return (low + high) // 2 if high in known else min(2 * low, high - 1)
-    other = high if high in known else max(size for size in known if size < low)
-    estimate = likely(low, other, high) if likely is not None else None
-    if estimate is not None:
-        return min(max(estimate, low + 1), high - 1)
-    slope = (known[other] - known[low]) / (other - low)
-    if slope <= 0:
-        return min(2 * low, high - 1)
-    return int(min(max(low + (limit - known[low]) / slope, low + 1), high - 1, 64 * low + 64))
-
-
 def by_items(length: int | None) -> Vary:
     """Sizes are items of this length (None: samples have no length)."""
-    return lambda size: ({}, Shape(items=size, length=length))
+    return Vary(
+        name=f"items of {length}", at=lambda size: ({}, Shape(items=size, length=length)), starts=ITEMS, of_items=True
+    )
 
 
-def by_length(items: int) -> Vary:
-    """Sizes are the length of so many items."""
-    return lambda size: ({}, Shape(items=items, length=size))
+def by_length(items: int, longest: int | None = None) -> Vary:
+    """Sizes are the length of so many items.
+
+    Args:
+        longest: the length of the job's own longest item.
+    """
+    starts = (1,) if longest is None else (1, longest)
+    return Vary(
+        name=f"length of {items}", at=lambda size: ({}, Shape(items=items, length=size)), starts=starts, own=longest
+    )
 
 
-def by_setting(facts: JobFacts, setting: str, shape: Shape) -> Vary:
-    """Sizes are a whole-number setting's values.
+def by_setting(asked: AskedJob, setting: str, items: int) -> Vary:
+    """Sizes are a whole-number setting's values, for so many of the longest items that the job then has.
 
     Raises:
         InputError: the job has no such setting.
     """
-    if setting not in facts.whole_numbers:
-        numbers = ", ".join(facts.whole_numbers)
-        raise InputError(f"--vary {setting}", "no whole-number setting of the job", f"write one of {numbers}")
-    return lambda size: ({setting: size}, shape)
+    numbers = asked.facts.whole_numbers
+    if setting not in numbers:
+        names = ", ".join(numbers)
+        raise InputError(f"--vary {setting}", "no whole-number setting of the job", f"write one of {names}")
+    own = numbers[setting]
+
+    def at(size: int) -> tuple[Mapping[str, Any], Shape]:
+        return {setting: size}, Shape(items=items, length=asked.longest_with({setting: size}))
+
+    starts = (1,) if own is None or own < 1 else (1, own)
+    return Vary(name=f"{setting} with {items}", at=at, starts=starts, own=starts[-1] if len(starts) > 1 else None)
 
 
 def items_beyond(low: Prediction, high: Prediction, cards: Iterable[Device]) -> int:
@@ -241,7 +263,16 @@ def items_beyond(low: Prediction, high: Prediction, cards: Iterable[Device]) -> 
     needs = [max(phase.allocated_bytes for phase in known.footprint.phases.values()) for known in (low, high)]
     each = (needs[1] - needs[0]) / (second - first)
     enough = first + int((limit - needs[0]) / each) + 1 if each > 0 else LARGEST
-    return min(enough, MOST // (low.shape.length or 1))
+    return min(unlike_size(enough), MOST // (low.shape.length or 1))
+
+
+def _events(prediction: Prediction) -> int:
+    return len(prediction.trace.kind)
+
+
+def _answer_from_json(values: Mapping[str, Any]) -> SizeAnswer:
+    refusals = {name: values[name] and Refusal(**values[name]) for name in ("stepped", "ended")}
+    return SizeAnswer(**{**values, **refusals})
 
 
 def sharing_cards(question: TracedQuestion) -> list[Device]:

@@ -15,6 +15,10 @@ ESTIMATES = 1e-6
 """Relative: how far floating point operations and traffic may lie off a line. Times, which they give, are estimates."""
 
 
+PARTS = (2, 3, 4, 5, 7, 8, 16, 32, 64, 128)
+"""Parts into which code of a job may divide a batch: halves of it, groups of 3, a multiple of 8."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepRange:
     """Micro-batches of ``low`` to ``high`` items whose steps make the same events."""
@@ -75,7 +79,8 @@ def trace_between(known: Mapping[int, Trace], items: int) -> Trace | None:
     """The step of so many items from those of other sizes; None where it does not follow.
 
     It follows between two sizes if a third one in between lies on the line through both, and all three run the same
-    operators: bytes to the byte, floating point operations and traffic as near as times need.
+    operators: bytes to the byte, floating point operations and traffic as near as times need. Where all three divide
+    alike (even numbers, say), no other size follows: the job's code may refuse it, or pad it.
     """
     sizes = sorted(size for size, trace in known.items() if all(name != FAILED for name, _, _ in trace.phases))
     below, above = [size for size in sizes if size < items], [size for size in sizes if size > items]
@@ -83,9 +88,24 @@ def trace_between(known: Mapping[int, Trace], items: int) -> Trace | None:
         for high in above[-1:] + above[:2]:
             line = range_between(low, known[low], high, known[high], exact=1 << 62)
             between = [size for size in sizes if low < size < high]
-            if line is not None and between and all(_is_between(line, known, size) for size in between):
+            if (
+                line is not None and between and _stand_for((low, *between, high), items)
+                and all(_is_between(line, known, size) for size in between)
+            ):  # fmt: skip
                 return _at(line, known, items)
     return None
+
+
+def unlike_size(items: int) -> int:
+    """The next size that is odd, and a multiple of 3 or one more: of another remainder than a size of 2."""
+    odd = items | 1
+    return odd + 2 if odd % 6 == 5 else odd
+
+
+def _stand_for(sizes: Sequence[int], items: int) -> bool:
+    """Whether sizes show how a step of so many items divides: where all leave one remainder, it leaves that, too."""
+    remainders = ({size % part for size in sizes} for part in PARTS)
+    return all(len(left) > 1 or items % part in left for part, left in zip(PARTS, remainders, strict=True))
 
 
 def _is_between(line: StepRange, known: Mapping[int, Trace], items: int) -> bool:

@@ -16,6 +16,7 @@ from memfit.planner.asked_job import AskedJob
 from memfit.planner.derived_steps import derived_ranges
 from memfit.planner.largest import items_beyond, sharing_cards
 from memfit.planner.prediction import TracedQuestion, answer
+from memfit.trace.event_limit import far_more_than, most_events
 
 
 def trace_ahead(asked: AskedJob, shape: Shape, device: Device, **choices: Any) -> None:
@@ -39,11 +40,13 @@ def trace_ahead(asked: AskedJob, shape: Shape, device: Device, **choices: Any) -
     first = traced(shape.items, device)
     if first is None:
         return
+    limit = far_more_than(max(len(trace.kind) for trace in first.traces.values()))
     known = sharing_cards(first)
     if (other := traced(_other(shape.items), device)) is not None:
         low, high = sorted((first, other), key=lambda question: question.shape.items)
         most = items_beyond(answer(low, asked.name, device), answer(high, asked.name, device), (device, *known))
-        derived_ranges(lambda items: _only_trace(traced(items, device)), most)
+        with most_events(limit):
+            derived_ranges(lambda items: _only_trace(traced(items, device)), most)
     for card in catalogue().values():
         if card.is_cuda and card.usable_bytes is not None and card not in known:
             question = traced(shape.items, card)

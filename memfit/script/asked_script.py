@@ -51,7 +51,7 @@ class AskedScript(AskedJob):
         policy = Policy(name=AS_WRITTEN, checkpointing={}, changes={})
         return JobFacts(
             unit="samples" if self.has_sizes else "batch", longest=None, precision="", checkpoint="none", nets=(),
-            own={}, every={}, whole_numbers=(), policies=(policy,),
+            own={}, every={}, whole_numbers={}, policies=(policy,),
         )  # fmt: skip
 
     @property

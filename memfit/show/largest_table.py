@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 CERTAIN = (
-    "The largest may not fit: its interval reaches beyond the memory. Sizes up to the certain one fit with all of it."
+    "The largest size may not fit, since its interval reaches beyond the memory. "
+    "Up to the certain size, the whole interval fits."
 )
 
 
@@ -44,13 +45,15 @@ def show_largest(answers: Sequence[Largest], what: str, unit: str, console: Cons
         need = footprint.phases[footprint.limiting_phase].process_bytes
         table.add_row(
             answer.device.key, answer.policy.name,
-            f"{size_in_unit(answer, what):,}{'' if answer.exact else ' or more'}",
+            f"{size_in_unit(answer, what):,}{'' if answer.exact or answer.search.refusals else ' or more'}",
             "none" if answer.certain is None else f"{size_in_unit(answer, what, answer.certain):,}",
             str(answer.prediction.shape), of_sizes(need, answer.device.usable_bytes or 0),
             phase_name(footprint.limiting_phase),
         )  # fmt: skip
     console.print()
     console.print(table)
+    for line in dict.fromkeys(line for answer in answers for line in refusal_lines(answer, what)):
+        console.print(line, soft_wrap=True)
     footprints = [answer.prediction.footprint for answer in answers if answer.prediction is not None]
     for line in dict.fromkeys(line for footprint in footprints for line in assumptions(footprint)):
         console.print(line, soft_wrap=True)
@@ -61,11 +64,33 @@ def largest_line(answers: Sequence[Largest], what: str, unit: str) -> str:
     device = answers[0].device
     sizes = {answer.policy.name: size_in_unit(answer, what) for answer in answers if answer.size is not None}
     if not sizes:
-        smallest = "1 item" if what == "micro_batch" else f"{what} 1"
+        smallest = size_in_words(min(answer.search.smallest or 1 for answer in answers), what)
         return f"{short_name(device)}: nothing fits in {format_size(device.usable_bytes or 0)}, not even {smallest}."
     words = ", ".join(f"{size:,} ({name})" for name, size in sizes.items())
     name = {"micro_batch": f"largest micro-batch in {unit}", "length": "longest sequence"}.get(what, f"largest {what}")
     return f"{short_name(device)}: {name} {words}."
+
+
+def refusal_lines(answer: Largest, what: str) -> list[str]:
+    """What the job refuses, and where the search stopped, as far as an answer depends on it."""
+    search, lines = answer.search, []
+    if search.stepped is not None:
+        refused = f"The job refuses {size_in_words(search.stepped.size, what)} ({search.stepped.reason})"
+        lines.append(f"{refused}: only multiples of {search.step} were tried from there on.")
+    if search.ended is not None and search.stopped:
+        lines.append(
+            f"The search stopped at {size_in_words(search.ended.size, what)}, whose trace is too long "
+            f"({search.ended.reason}): larger sizes than the answer may fit."
+        )
+    elif search.ended is not None:
+        refused = f"the job refuses {size_in_words(search.ended.size, what)} ({search.ended.reason})"
+        lines.append(f"Memory is not the limit: {refused}.")
+    return lines
+
+
+def size_in_words(size: int, what: str) -> str:
+    """``3 items``, ``length 1,025``, ``layers 12``."""
+    return f"{size:,} item{'' if size == 1 else 's'}" if what == "micro_batch" else f"{what} {size:,}"
 
 
 def size_in_unit(answer: Largest, what: str, size: int | None = None) -> int:

@@ -15,6 +15,7 @@ from memfit.device.virtual.assumptions import source_line
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, FREE
 from memfit.torch_compat.attributes import inner_tensors, storage_id, storage_id_of
+from memfit.trace.event_limit import TooManyEventsError, event_limit
 
 
 class EventListener(Protocol):
@@ -47,6 +48,7 @@ class EventRecord:
         self.part = "setup"
         self.live: EventListener | None = None
         """Called with every event as it happens, for code that asks how much memory is allocated."""
+        self._most_events = event_limit()
         self._ids: dict[int, int] = {}
         self._keys: dict[int, int] = {}
         self._refs: dict[weakref.ref[Any], int] = {}
@@ -91,7 +93,7 @@ class EventRecord:
         """Records the storage of a tensor that operator ``row`` returned; returns whether it is new.
 
         Raises:
-            InputError: the tensor has no storage.
+            InputError: the tensor has no storage, or the trace has more events than ``most_events`` allows.
         """
         try:
             storage = tensor.untyped_storage()
@@ -100,6 +102,8 @@ class EventRecord:
         key = storage_id(storage)
         if key in self._ids or tensor.device.type != self.device_type:
             return False
+        if len(self.kind) >= self._most_events:
+            raise TooManyEventsError(self._most_events)
         i = self.new_storage(storage.nbytes(), None, row)
         if self.live is not None:
             self.live.malloc(i, self.nbytes[i], self.stream[i])

@@ -15,9 +15,9 @@ from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob
-from memfit.planner.job_facts import facts_of
-from memfit.planner.largest import by_items, by_setting, largest_of, largest_size, with_certain
+from memfit.planner.largest import by_items, by_setting, largest_of, with_certain
 from memfit.planner.predict import predict
+from memfit.planner.size_search import largest_size
 from memfit.trace.interpolation import interpolated
 from memfit.trace.step import Tracing, trace_job
 from testing.large_nets import Dit
@@ -123,8 +123,8 @@ def test_a_job_that_asks_for_its_card_is_traced_for_each():
 
 def test_a_setting_that_is_no_whole_number_is_refused():
     with pytest.raises(InputError, match="no whole-number setting"):
-        by_setting(facts_of(JOB), "precision", Shape(items=1))
-    changes, shape = by_setting(facts_of(JOB), "depth", Shape(items=2))(5)
+        by_setting(AskedJob("dit", lambda: JOB), "precision", 1)
+    changes, shape = by_setting(AskedJob("dit", lambda: JOB), "depth", 2).at(5)
     assert (changes, shape.items) == ({"depth": 5}, 2)
 
 

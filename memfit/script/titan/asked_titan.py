@@ -82,7 +82,7 @@ class AskedTitan(AskedJob):
         policy = Policy(name=AS_WRITTEN, checkpointing={}, changes={})
         return JobFacts(
             unit="rows", longest=None, precision="", checkpoint="none", nets=(self.description.net,), own={}, every={},
-            whole_numbers=(), policies=(policy,),
+            whole_numbers={}, policies=(policy,),
         )  # fmt: skip
 
     @cached_property
