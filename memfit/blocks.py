@@ -105,12 +105,18 @@ def find_module(nets: Nets, path: str) -> nn.Module:
 
 
 def items(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """(path, module) of the items of the net's lists that hold several modules with parameters, outer ones first."""
+    """(path, module) of the items of the net's lists that hold several modules with parameters, outer ones first. A
+    ModuleDict has no forward of its own: what it holds is called one by one."""
     for path, module in net.named_modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
             for key, child in module.named_children():
-                if not isinstance(child, nn.ModuleList) and _several(child):
+                if has_forward(child) and _several(child):
                     yield f"{path}.{key}".lstrip("."), child
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether a module can be called: lists and dicts of modules cannot."""
+    return not isinstance(module, nn.ModuleList | nn.ModuleDict)
 
 
 def _several(module: nn.Module) -> bool:

@@ -138,6 +138,8 @@ def _sizes(asked: AskedJob, by_length: bool, vary: str | None, items: int) -> tu
 
 
 def _json(answer: Largest, what: str) -> dict[str, Any]:
+    from memfit.cli.prediction_output import highest_peak
+
     prediction, device = answer.prediction, answer.device
     footprint = prediction.footprint if prediction is not None else None
     size, certain = answer.size, answer.certain
@@ -158,7 +160,7 @@ def _json(answer: Largest, what: str) -> dict[str, Any]:
         "stopped": answer.search.stopped,
         "largest_certain": certain,
         "verdict": footprint.verdict if footprint is not None else "no",
-        "process_bytes": footprint and footprint.phases[footprint.limiting_phase].process_bytes,
+        "process_bytes": prediction and highest_peak(prediction),
         "limiting_phase": footprint and footprint.limiting_phase,
         "headroom_bytes": footprint and footprint.headroom_bytes,
         "assumed": list(footprint.assumed) if footprint is not None else [],

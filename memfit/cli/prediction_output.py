@@ -56,11 +56,16 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
 
 
 def budget_line(prediction: Prediction, limit: int) -> str:
-    """Says whether a prediction is within a budget, as an annotation of a GitHub workflow."""
-    peak = highest_peak(prediction)
-    kind, words = ("error", "exceeds") if peak > limit else ("notice", "is within")
+    """Says whether a prediction is within a budget, as an annotation of a GitHub workflow, and where it is but does not
+    fit, that."""
+    peak, fits = highest_peak(prediction), prediction.footprint.fits
+    kind = "notice" if peak <= limit and fits else "error"
+    words = "exceeds" if peak > limit else "is within"
+    more = "" if fits or peak > limit else f" but does not fit in {format_size(prediction.device.usable_bytes or 0)}"
     what = f"{prediction.job} with {prediction.micro_batch} {prediction.unit} on {prediction.device.key}"
-    return one_line(f"::{kind}::{what} needs {format_size(peak)}, which {words} the budget of {format_size(limit)}.")
+    return one_line(
+        f"::{kind}::{what} needs {format_size(peak)}, which {words} the budget of {format_size(limit)}{more}."
+    )
 
 
 def highest_peak(prediction: Prediction) -> int:

@@ -31,7 +31,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from memfit.blocks import items
+from memfit.blocks import has_forward, items
 from memfit.engine.collectives import full_tensor
 from memfit.engine.container_sync import ContainerSync
 from memfit.engine.context_parallel import CONTEXT, check_divides_sequences, divide_sequences
@@ -137,6 +137,12 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         self._replicas.place(job, nets)
         trained = {name: net for name, net in nets.items() if is_trained(net)}
         for name, net in trained.items():
+            if not has_forward(net):
+                raise InputError(
+                    f"net {name!r} on --engine fsdp2",
+                    f"a {type(net).__name__} has no forward, which would gather its sharded parameters",
+                    "write a module with a forward and call it in the loss, or write --engine ddp",
+                )
             check_units(net, {"": name})
         self._cut(job, trained)
         for net in trained.values():

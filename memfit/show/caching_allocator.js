@@ -107,6 +107,7 @@ function remove(free, block) { free.splice(position(free, block.size, block.addr
     codes: for each event, storage + 1 where it is allocated, -(storage + 1) where it is freed, 0 where the cache is emptied. */
 function peaksOf(step, nbytes, capacity) {
   const allocator = new CachingAllocator(capacity), peaks = new Map();
+  const optional = new Set(step.optional), missing = new Set();
   for (const [name, start, end] of step.phases) {
     if (!peaks.has(name)) peaks.set(name, { allocated: 0, reserved: 0, event: -1, largest: 0, largestEvent: 0 });
     const peak = peaks.get(name);
@@ -119,13 +120,17 @@ function peaksOf(step, nbytes, capacity) {
         try {
           allocator.malloc(storage, nbytes[storage], step.streams === null ? 0 : step.streams[storage]);
         } catch (error) {
-          if (error instanceof OutOfMemory) return { failed: { bytes: nbytes[storage], phase: name, event } };
-          throw error;
+          if (!(error instanceof OutOfMemory)) throw error;
+          if (!optional.has(storage)) return { failed: { bytes: nbytes[storage], phase: name, event } };
+          missing.add(storage);
+          continue;
         }
         if (allocator.allocated > peak.allocated) { peak.allocated = allocator.allocated; peak.event = event; }
         if (allocator.reserved > peak.reserved) peak.reserved = allocator.reserved;
         if (nbytes[storage] >= peak.largest) { peak.largest = nbytes[storage]; peak.largestEvent = event; }
-      } else if (code < 0) allocator.free(-code - 1);
+      } else if (code < 0) {
+        if (!missing.has(-code - 1)) allocator.free(-code - 1);
+      }
       else allocator.emptyCache();
     }
   }

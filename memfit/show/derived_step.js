@@ -63,6 +63,7 @@ function footprint(data, card, world, step, nbytes) {
       largest_request: { bytes: peak.largest, ...placeOf(step, peak.largestEvent), phase: name },
     };
   }
+  addLargerWorkspaces(phases, step, nbytes, card.usable, high);
   if (failed !== null && !(failed.phase in phases)) failed.phase = "train";
   const worst = Object.values(phases).reduce((a, b) => (b.process_bytes > a.process_bytes ? b : a));
   return {
@@ -72,6 +73,19 @@ function footprint(data, card, world, step, nbytes) {
     failed_request: failed === null ? null : { bytes: failed.bytes, ...placeOf(step, failed.event), phase: failed.phase },
     measured_runs: step.margin.runs, net_kind: step.net_kind,
   };
+}
+
+/** Intervals hold the replay with twice the workspaces of convolutions, up to the card's memory; see
+    memfit/replay/cudnn_workspaces.py. */
+function addLargerWorkspaces(phases, step, nbytes, usable, outside) {
+  if (!step.optional.length) return;
+  const larger = [...nbytes];
+  for (const storage of step.optional) larger[storage] *= 2;
+  for (const [name, peak] of peaksOf(step, larger, Infinity).peaks) {
+    if (!(name in phases)) continue;
+    const above = Math.min(Math.ceil((peak.reserved + outside) * (1 + step.margin.without_workspaces)), usable);
+    phases[name].process_bytes_high = Math.max(phases[name].process_bytes_high, above);
+  }
 }
 
 function verdictOf(failed, worst, usable) {

@@ -42,7 +42,7 @@ def show_largest(answers: Sequence[Largest], what: str, unit: str, console: Cons
             table.add_row(answer.device.key, answer.policy.name, "none", "none", "", "", "")
             continue
         footprint = answer.prediction.footprint
-        need = footprint.phases[footprint.limiting_phase].process_bytes
+        need = max(phase.process_bytes for phase in footprint.phases.values())
         table.add_row(
             answer.device.key, answer.policy.name,
             f"{size_in_unit(answer, what):,}{'' if answer.exact or answer.search.refusals else ' or more'}",

@@ -19,7 +19,8 @@ from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.planner.asked_job import JobFacts
 from memfit.planner.derived_steps import CardGroup, start_kind
 from memfit.planner.step_range import StepRange
-from memfit.replay.margins import margin_of
+from memfit.replay.cudnn_workspaces import optional_storages
+from memfit.replay.margins import WITHOUT_WORKSPACES, margin_of
 from memfit.show.page import environment, own_file, script_hash
 from memfit.show.report_memory import LAYERS
 from memfit.wording import precision_words
@@ -115,8 +116,8 @@ class _Steps:
         }  # fmt: skip
 
     def _number(self, trace: Trace) -> int:
-        columns = (trace.kind, trace.storage, trace.operator, trace.category, trace.stream, trace.operator_name,
-                   trace.operator_module)  # fmt: skip
+        columns = (trace.kind, trace.storage, trace.operator, trace.made_by, trace.category, trace.stream,
+                   trace.operator_name, trace.operator_module)  # fmt: skip
         key = (*(column.tobytes() for column in columns), trace.phases, trace.names, trace.modules, trace.net_kind)
         if key not in self._known:
             self._known[key] = len(self.json)
@@ -137,9 +138,13 @@ def step_json(trace: Trace) -> dict[str, Any]:
         "phases": [list(phase) for phase in trace.phases],
         "places": [[trace.modules[module], trace.names[name]] for module, name in places.T.tolist()],
         "place": place.reshape(-1).tolist(),
-        "margin": {"low": margin.low, "high": margin.high, "runs": margin.runs},
+        "margin": {
+            "low": margin.low, "high": margin.high, "runs": margin.runs,
+            "without_workspaces": margin_of(WITHOUT_WORKSPACES).high,
+        },
+        "optional": sorted(optional_storages(trace)),
         "net_kind": trace.net_kind,
-    }
+    }  # fmt: skip
 
 
 def _cards(

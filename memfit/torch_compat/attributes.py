@@ -146,6 +146,20 @@ def fake_outputs(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> An
     return mode._dispatch_impl(func, types, args, kwargs)
 
 
+@contextmanager
+def from_cpu_data() -> Iterator[None]:
+    """Context in which ``torch.tensor`` makes its numbers on the CPU, and moves them to the device by an operator.
+
+    A fake mode sets this where it is entered, but for its own thread alone, and autograd runs a backward in others.
+    """
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
+
+
 __all__ = [
     "CONVOLUTION_LAYOUT",
     "HELD_BY_MODULES",
@@ -159,6 +173,7 @@ __all__ = [
     "current_module_apply",
     "fake_outputs",
     "fake_parameters_swapped",
+    "from_cpu_data",
     "has_communication_hook",
     "has_load_hooks",
     "has_step_hooks",

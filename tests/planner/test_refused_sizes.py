@@ -108,6 +108,14 @@ class Grown(Rows):
         pass
 
 
+class Saved(Rows):
+    """Takes small blocks in validation, in a segment beside those that training leaves in the cache."""
+
+    def validate(self, nets, batch):
+        parts = [torch.ones(1 << 17, device=batch.device) for _ in range(64)]
+        return {"mean": torch.stack([part.mean() for part in parts]).mean()}
+
+
 class Layered(Rows):
     """As many layers as a setting says."""
 
@@ -187,6 +195,24 @@ def test_a_setting_that_the_length_follows_is_varied_with_it(capsys):
         assert answer[0] == code
         if code == 0:
             assert answer[1]["phases"]["train"]["process_bytes"] == result["process_bytes"]
+
+
+def test_the_bytes_are_those_of_the_phase_that_needs_most(capsys):
+    result = most("Saved", capsys=capsys)
+    _, alone = of("Saved", "predict", "--memory", "256MiB", "--shape", str(result["largest"]), capsys=capsys)
+    needs = {name: phase["process_bytes"] for name, phase in alone["phases"].items() if phase}
+    assert needs["validate"] > needs["train"]
+    assert result["limiting_phase"] == "train"
+    assert result["process_bytes"] == max(needs.values())
+
+
+def test_a_budget_that_the_device_cannot_hold_is_an_error(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", f"{__name__}:Rows", "--device", "t4", "--memory", "64MiB", "--budget", "1GiB", "--ci"])
+    assert stop.value.code == 3
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("::error::")
+    assert line.endswith("within the budget of 1.00 GiB but does not fit in 64.0 MiB.")
 
 
 def test_a_setting_that_adds_layers_stops_where_a_trace_is_too_long(capsys, monkeypatch):

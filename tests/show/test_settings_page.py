@@ -62,6 +62,24 @@ class Tagger(memfit.Job):
         return {"adamw": torch.optim.AdamW(nets["tagger"].parameters(), lr=1e-3)}
 
 
+class Convolved(memfit.Job):
+    """Convolutions in bf16, whose workspaces cuDNN can do without."""
+
+    precision = "bf16"
+
+    def nets(self):
+        return {"net": nn.Sequential(nn.Conv3d(4, 32, 3, padding=1), nn.SiLU(), nn.Conv3d(32, 4, 3, padding=1))}
+
+    def batch(self, shape):
+        return torch.randn(shape.items, 4, 4, 16, 16)
+
+    def loss(self, nets, batch):
+        return nets["net"](batch).square().sum(), len(batch)
+
+    def optimizers(self, nets):
+        return {"sgd": torch.optim.SGD(nets["net"].parameters(), lr=0.1)}
+
+
 @pytest.fixture(scope="module")
 def driver():
     with browser() as item:
@@ -163,6 +181,10 @@ def test_the_page_agrees_with_predict_at_random_settings(driver, tagger_page):
     ready(driver, tagger_page)
     wrong = disagreements(driver, Tagger(), SETTINGS)
     assert not wrong, f"seed {SEED}: {len(wrong)} of {SETTINGS}\n" + "\n".join(wrong[:3])
+
+
+def test_the_page_replays_workspaces_as_predict_does(driver, tmp_path):
+    agrees(driver, tmp_path, Convolved(), "convolved", ("rtx4060",), 1)
 
 
 def test_sizes_between_other_operators_are_greyed_out_with_the_reason(driver, tagger_page):

@@ -27,7 +27,7 @@ from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.cuda_module import LEGACY_DTYPES, stubs
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import FakeTensor, Generator, default_device_context, forget_default_device, tree_map_only
-from memfit.torch_compat.attributes import MODULE_APPLY, current_module_apply, fake_parameters_swapped
+from memfit.torch_compat.attributes import MODULE_APPLY, current_module_apply, fake_parameters_swapped, from_cpu_data
 from memfit.torch_compat.backend import current_engine, engine_replaced
 from memfit.torch_compat.tracing import without_newest_mode
 
@@ -96,6 +96,18 @@ def _with_lengths_on_the_card(ctc_loss: Callable[..., Any]) -> Callable[..., Any
     return call
 
 
+def _from_data(make: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.tensor`` and its like in any thread: a module that is recomputed runs in one of autograd's."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = redirected(kwargs["device"])
+        with from_cpu_data():
+            return make(*args, **kwargs)
+
+    return call
+
+
 def _formatted(tensor: Tensor, spec: str) -> str:
     return tensor.item().__format__(spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
 
@@ -133,6 +145,7 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.__format__: _formatted,
     Tensor.numpy: _as_numpy,
     Tensor.type: _type,
+    **{make: _from_data(make) for make in (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)},
     torch.ctc_loss: _with_lengths_on_the_card(torch.ctc_loss),
     nn.functional.ctc_loss: _with_lengths_on_the_card(nn.functional.ctc_loss),
 }
