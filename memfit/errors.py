@@ -154,6 +154,8 @@ def _remedy(error: BaseException, frames: Iterable[tuple[FrameType, int]]) -> st
         return f"install {error.name.partition('.')[0]}, or take the import out"
     if any(words in str(error) for words in _NO_CARD):
         return "leave .cuda() and device='cuda' out: memfit moves nets and batches to the device"
+    if "Expected more than 1 value per channel when training" in str(error):
+        return "batch normalisation refuses one item: ask for two or more, such as --micro-batch 2"
     return "mend the job at that line"
 
 

@@ -17,7 +17,7 @@ from memfit.cli.options import (
     set_option,
     whole_number,
 )
-from memfit.errors import Exit
+from memfit.errors import Exit, InputError
 
 if TYPE_CHECKING:
     from memfit.planner.card_comparison import Card
@@ -65,6 +65,9 @@ def command(
         with asked_job(job, pairs, fresh=fresh) as answers:
             facts = answers.facts
             asked = micro_batch_shape(facts, shape, count)
+            if batch is not None and batch < asked.units and not is_script(job):
+                why = f"less than the micro-batch of {asked.units}"
+                raise InputError(f"--global-batch {batch}", why, f"write {asked.units} or more")
             units, unknown = (None, "") if is_script(job) else units_of_an_epoch(answers)
             cards = compare_cards(
                 answers, asked, targets, global_batch=batch, prices=known, epoch_units=units,

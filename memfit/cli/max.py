@@ -56,8 +56,12 @@ def command(
 
     if by_length and vary is not None:
         raise InputError("--length and --vary", "each asks for another largest value", "write one of them")
-    targets = choose_devices(device_names, memory, headroom)
     count = whole_number("--items", items)
+    if count > 1 and not by_length and vary is None:
+        raise InputError(
+            f"--items {count}", "the largest micro-batch is asked for", "write --length or --vary NAME too"
+        )
+    targets = choose_devices(device_names, memory, headroom)
     begin = time.perf_counter()
     if is_script(job):
         options = {"--set": pairs, "--length": by_length, "--vary": vary, "--items": count > 1}

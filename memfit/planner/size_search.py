@@ -227,6 +227,8 @@ class _Search:
         below = [size for size in self._known if size < low]
         if low not in self._known:
             return halfway
+        if high in self._refused and self._refused[high].too_long:
+            return min(2 * low, halfway)
         if high in self._refused and low == self._own:
             return low + 1
         if not below and high not in self._known:

@@ -155,6 +155,23 @@ def test_cards_of_a_job_that_refuses_one_item(capsys):
     assert answer["cards"][0]["largest_micro_batch"] > 8
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("max", "Rows", "--items", "4"), "--items 4: the largest micro-batch is asked for"),
+        (("cards", "Rows", "--micro-batch", "8", "--global-batch", "4"), "less than the micro-batch of 8"),
+        (("predict", "Normalised"), "such as --micro-batch 2"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_one_line(arguments, words, capsys):
+    verb, name, *options = arguments
+    with pytest.raises(SystemExit) as stop:
+        main([verb, f"{__name__}:{name}", "--device", "t4", *options])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
 def test_a_size_that_the_job_refuses_follows_from_no_other():
     asked = AskedJob("halved", Halved)
     policy = asked.facts.policies[0]
