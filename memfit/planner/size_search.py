@@ -206,17 +206,37 @@ class _Search:
         return self._low < own < self._high and own not in self._refused and self._takes(own)
 
     def _taken_near(self, size: int) -> int | None:
-        """A size that the job takes on a coarser step than now; None where it takes none of them."""
-        for step in STEPS:
-            if step <= self._step or step % self._step or (self._own or 0) % step:
+        """A size that the job takes on a coarser step than now; None where it takes none of them.
+
+        The coarsest step is tried first: where its multiple below is refused, so are those of the steps that divide it.
+        """
+        own, refused = self._own or 0, set[int]()
+        steps = [step for step in STEPS if step > self._step and step % self._step == 0 and own % step == 0]
+        for step in reversed(steps):
+            if any(other % step == 0 for other in refused) or not self._lies_between(near := self._near(size, step)):
                 continue
-            other = size // step * step
-            if other <= self._low and self._low in self._known:
-                other = self._above(step)
-            if self._low < other < self._high and other not in self._refused and self._takes(other):
+            if self._takes(near):
+                self._place(near)
                 self._step, self._stepped = step, size
-                return other
+                return self._on_finest_step(size, near, [other for other in steps if step % other == 0])
+            if near < size:
+                refused.add(step)
         return None
+
+    def _on_finest_step(self, size: int, taken: int, steps: Sequence[int]) -> int:
+        """A size on the finest of the steps that the job takes; ``taken`` where there is no finer one."""
+        for step in steps:
+            if self._lies_between(near := self._near(size, step)) and self._takes(near):
+                self._step = step
+                return near
+        return taken
+
+    def _near(self, size: int, step: int) -> int:
+        below = size // step * step
+        return self._above(step) if below <= self._low and self._low in self._known else below
+
+    def _lies_between(self, size: int) -> bool:
+        return self._low < size < self._high and size not in self._refused
 
     def _estimate(self) -> int:
         """The next size to try: the likely one, one on the line through the two known sizes next to the limit, or

@@ -84,3 +84,9 @@ def test_traces_that_are_too_long_end_the_search():
     assert not answer.exact
     assert 4_500 <= answer.size <= 9_000
     assert sum(size > 9_000 for size in tried) <= 3
+
+
+def test_few_sizes_are_tried_above_the_most_that_a_job_takes():
+    needs, tried = needs_of(lambda size: size <= 1999)
+    assert search_size(needs, 1 << 40, starts=(1, 64), own=64).size == 1999
+    assert len(tried) < 25
