@@ -1,13 +1,15 @@
 """Snapshots of the state that a forward changes besides gradients: running statistics, averages, modes.
 
-Buffers of modules in training mode are copied from the start. Any other tensor, such as a momentum encoder's parameter,
-is copied from the first window in which it changed. A change to a tensor without a copy is detected by autograd's
-version counter and raises ``CannotRepeatError``. Not detected: writes through ``.data`` into the same memory, values
-that are not tensors, and writes to parameters that DeepSpeed gathers and drops.
+Buffers of modules in training mode are copied from the start, and so is what modules give by ``get_extra_state``. Any
+other tensor, such as a momentum encoder's parameter, is copied from the first window in which it changed. A change to a
+tensor without a copy is detected by autograd's version counter and raises ``CannotRepeatError``. Not detected: writes
+through ``.data`` into the same memory, other values that are not tensors, and writes to parameters that DeepSpeed
+gathers and drops.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,6 +45,9 @@ class BufferSnapshot:
         """Whether more is to be copied than before."""
         self._is_plain = False
         """Whether none of what is watched is gathered and dropped by DeepSpeed."""
+        self._with_extra = [m for m in self._modules if type(m).get_extra_state is not nn.Module.get_extra_state]
+        self._extra: list[Any] = []
+        """The extra state of these modules."""
         self._modes: list[bool] = []
         self._learns: list[bool] = []
         self._parameters = list({id(p): p for net in nets.values() for p in net.parameters()}.values())
@@ -62,14 +67,15 @@ class BufferSnapshot:
         for _, holder, name, key, is_buffer in self._copied:
             tensor = holder.get(name)
             if tensor is not None:
-                copy = before.get(key, (None, None))[1]
-                if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-                    copy = torch.empty_like(tensor, requires_grad=False)
+                copied = before.get(key, (None, None))[1]
+                if copied is None or copied.shape != tensor.shape or copied.dtype != tensor.dtype:
+                    copied = torch.empty_like(tensor, requires_grad=False)
                 with torch.no_grad():
-                    self._kept[key] = (tensor, copy.copy_(tensor))
+                    self._kept[key] = (tensor, copied.copy_(tensor))
             elif is_buffer:
                 self._kept[key] = (None, None)
         self._marks = _marks(held, plain=self._is_plain)
+        self._extra = [copy.deepcopy(module.get_extra_state()) for module in self._with_extra]
         self._modes = modes
         self._learns = [parameter.requires_grad for parameter in self._parameters]
 
@@ -115,11 +121,13 @@ class BufferSnapshot:
         with torch.no_grad():
             for _, holder, name, key, is_buffer in _places(self._modules):
                 if key in self._kept:
-                    old, copy = self._kept[key]
+                    old, copied = self._kept[key]
                     if is_buffer:
                         holder[name] = old
-                    if old is not None and copy is not None:
-                        old.data.copy_(copy)
+                    if old is not None and copied is not None:
+                        old.data.copy_(copied)
+        for module, extra in zip(self._with_extra, self._extra, strict=True):
+            module.set_extra_state(copy.deepcopy(extra))
         changed = self.changed() if checked else []
         if changed:
             raise CannotRepeatError(f"the forward changed {changed[0]}, which has no earlier copy")

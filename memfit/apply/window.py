@@ -262,12 +262,29 @@ def _finish_gradients(
         for name in turn.optimizers:
             train_state.scaler.unscale_(train_state.optimizers[name])
     gradients = train_state.engine.gradients(parameters)
+    if norms or train_state.job.clip is not None:
+        _check_dense(train_state, gradients)
     if not known_units(window_units, units) and window_units.count > 1 and gradients:
         (count,) = units.values()
         torch._foreach_mul_(gradients, window_units.padded / count)
     if train_state.job.clip is not None:
         return train_state.engine.clip(parameters, train_state.job.clip)
     return train_state.engine.clip(parameters, math.inf) if norms and gradients else None
+
+
+def _check_dense(train_state: TrainState, gradients: Sequence[Tensor]) -> None:
+    """Raises InputError where a gradient is sparse, which has no norm to be checked or clipped by."""
+    if all(gradient.layout is torch.strided for gradient in gradients):
+        return
+    names = [
+        f"{name}.{path}"
+        for name, net in train_state.nets.items()
+        for path, parameter in net.named_parameters()
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided
+    ]
+    why = "it is sparse, and memfit takes the norm of dense gradients"
+    write = "write sparse=False where the module is made, and an optimizer of dense gradients"
+    raise InputError(f"gradient of {', '.join(names) or 'a parameter'}", why, write)
 
 
 def _step(train_state: TrainState, optimizer: Optimizer) -> None:

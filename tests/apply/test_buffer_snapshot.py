@@ -70,3 +70,35 @@ def test_what_is_copied_follows_the_modes_of_modules_and_what_they_hold():
     assert snapshot.changed() == ["net.weight"]
     snapshot.watch()
     assert snapshot.changed() == []
+
+
+class Counts(nn.Module):
+    """Counts its forwards in what no tensor holds, and says so as torch's modules do."""
+
+    def __init__(self):
+        super().__init__()
+        self.count, self.history = 0, []
+
+    def get_extra_state(self):
+        return {"count": self.count, "history": self.history}
+
+    def set_extra_state(self, state):
+        self.count, self.history = state["count"], state["history"]
+
+    def forward(self, x):
+        self.count += 1
+        self.history.append(self.count)
+        return x * self.count
+
+
+def test_extra_state_comes_back_any_number_of_times():
+    counts = Counts()
+    moving = BufferSnapshot({"net": nn.Sequential(nn.Linear(2, 2), counts)})
+    counts(torch.ones(1))
+    moving.keep()
+    for _ in range(2):
+        counts(torch.ones(1))
+        counts(torch.ones(1))
+        assert (counts.count, counts.history) == (3, [1, 2, 3])
+        moving.restore()
+        assert (counts.count, counts.history) == (1, [1])

@@ -258,3 +258,20 @@ def test_units_known_before_the_forward_may_be_tensors_of_one_number(given):
 def test_units_that_are_no_number_are_refused_in_one_line(given):
     with pytest.raises(InputError, match="units"):
         known_units(WindowUnits(units=(host_units(given),), padded=20), ["loss"])
+
+
+class SparseWords(Sentences):
+    """Its embedding gives sparse gradients, which are to be clipped."""
+
+    clip: float | None = 1.0
+
+    def nets(self):
+        return {"net": nn.Embedding(8, 20, sparse=True)}
+
+    def loss(self, nets, batch):
+        return nets["net"](batch[1].sum(1).long() % 8).square().sum(), batch[1].sum()
+
+
+def test_sparse_gradients_are_refused_by_name():
+    with pytest.raises(InputError, match=r"gradient of net.weight: it is sparse.*write sparse=False"):
+        gradients(SparseWords(), [64])
