@@ -128,13 +128,20 @@ def transformers_config(planned: PlannedJob) -> TrainerConfig:
         says.add("checkpointing by module")
     kinds = {type(optimizer).__name__ for optimizer in planned.optimizers.values()}
     kernels = "fused" if plan.implementation == "fused" else ""
-    optimizer = _HUGGING_FACE_OPTIMIZERS.get((next(iter(kinds)), kernels)) if len(kinds) == 1 else None
+    optimizer = _HUGGING_FACE_OPTIMIZERS.get((next(iter(kinds)), kernels)) if len(planned.optimizers) == 1 else None
     if optimizer is not None:
         values["optim"] = optimizer
+        arguments, lost = _optimizer_arguments(next(iter(planned.optimizers.values())))
+        values |= arguments
+        if lost:
+            notes["optimizer"] = f"Trainer(optimizers=(optimizer, None)) with the job's own: the arguments lose {lost}"
         if kernels:
             says.add("optimizer's kernels")
     else:
         notes["optimizer"] = f"Trainer(optimizers=(optimizer, None)) with the job's own {', '.join(sorted(kinds))}"
+    values["lr_scheduler_type"] = "constant"
+    if schedules := _schedules(planned.job):
+        notes["schedule"] = f"Trainer(optimizers=(optimizer, scheduler)) with {schedules}; the arguments keep the rate"
     if does.is_deepspeed:
         values["deepspeed"] = dict(planned.deepspeed)
     elif does.shards_weights:
@@ -144,6 +151,25 @@ def transformers_config(planned: PlannedJob) -> TrainerConfig:
     if planned.job.wrapper == "ddp_find_unused":
         values["ddp_find_unused_parameters"] = True
     return TrainerConfig(values=values, says=frozenset(says), notes=notes)
+
+
+def _optimizer_arguments(optimizer: Any) -> tuple[dict[str, Any], str]:
+    """Arguments with the optimizer's rate and what belongs to it, and in words what they cannot say of it."""
+    first, *others = optimizer.param_groups
+    arguments: dict[str, Any] = {"learning_rate": float(first["lr"]), "weight_decay": float(first["weight_decay"])}
+    lost = [name for name in ("momentum", "nesterov", "amsgrad", "maximize", "centered", "lr_decay") if first.get(name)]
+    if "betas" in first:
+        (arguments["adam_beta1"], arguments["adam_beta2"]), arguments["adam_epsilon"] = first["betas"], first["eps"]
+    if others:
+        lost.append("its groups of parameters")
+    if first["weight_decay"]:
+        lost.append("the decay of biases and norms, which the Trainer does not decay")
+    return arguments, ", ".join(lost)
+
+
+def _schedules(job: Job) -> str:
+    """The job's own method, where it has schedules."""
+    return "" if type(job).schedules is Job.schedules else f"{type(job).__name__}.schedules()"
 
 
 def torchtitan_config(planned: PlannedJob) -> TrainerConfig:

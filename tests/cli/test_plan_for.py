@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,38 @@ def test_what_a_trainer_cannot_say_is_named() -> None:
     several = text_of("lightning", job="tests/verify/jobs.py:Unsynchronised")
     assert "accumulate_grad_batches" not in several.text, "Lightning refuses it beside manual optimization"
     assert "automatic_optimization = False" in several.left_out["several optimizers"]
+
+
+OPTIMIZERS = """
+    import torch
+    from tests.verify.jobs import Sound
+
+    class Tuned(Sound):
+        def optimizers(self, nets):
+            weights = nets["net"].parameters()
+            return {"adamw": torch.optim.AdamW(weights, lr=3e-4, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.07)}
+
+        def schedules(self, optimizers, windows):
+            return {"step": torch.optim.lr_scheduler.StepLR(optimizers["adamw"], 2)}
+
+    class Heavy(Sound):
+        def optimizers(self, nets):
+            return {"sgd": torch.optim.SGD(nets["net"].parameters(), lr=0.5, momentum=0.9)}
+"""
+
+
+def test_the_trainer_steps_with_the_jobs_rate(tmp_path: Path) -> None:
+    """Its own are 5e-5, which falls to 0, and no decay."""
+    (tmp_path / "tuned.py").write_text(textwrap.dedent(OPTIMIZERS))
+    tuned, heavy = (text_of("transformers", job=f"{tmp_path / 'tuned.py'}:{name}") for name in ("Tuned", "Heavy"))
+    values = json.loads(tuned.text)
+    names = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_type")
+    assert [values[name] for name in names] == [3e-4, 0.07, 0.8, 0.95, 1e-6, "constant"]
+    assert "decay of biases and norms" in tuned.left_out["optimizer"]
+    assert "Tuned.schedules()" in tuned.left_out["schedule"]
+    assert json.loads(heavy.text)["learning_rate"] == 0.5
+    assert heavy.left_out["optimizer"].endswith("the arguments lose momentum")
+    assert "schedule" not in heavy.left_out
 
 
 def test_layers_that_are_all_recomputed_are_gradient_checkpointing(tmp_path: Path) -> None:
