@@ -180,3 +180,25 @@ def test_large_states_leave_room_for_the_newest(tmp_path, monkeypatch):
     monkeypatch.setattr(stream_file, "KEPT_BYTES", 1)
     write_stream_state(folder, samples.newest_state())
     assert [state["position"] for state in json.loads(path.read_text())] == [40]
+
+
+class UnguardedStream(IterableDataset):
+    """Lets the StopIteration of what it reads pass, which Python turns into another error."""
+
+    def __iter__(self):
+        numbers = iter(range(3))
+        while True:
+            yield torch.tensor(next(numbers))
+
+
+def test_a_stream_that_ends_by_an_error_is_said_to_be_a_stream():
+    samples = StreamSamples(UnguardedStream(), seed=0, window=WINDOW, keep=2 * WINDOW)
+    reader = BatchReader(samples=samples, collate=torch.stack, seed=0)
+    with pytest.raises(InputError) as refused:
+        reader.read(0, (2, 3))
+    words = (refused.value.seen, refused.value.why, refused.value.write)
+    assert words == (
+        "sample 3 of the stream",
+        "RuntimeError: generator raised StopIteration",
+        "write __iter__ to yield samples until it returns",
+    )

@@ -68,8 +68,11 @@ class BatchReader:
         try:
             return [self.samples[position := i] for i in ids]
         except Exception:
+            seen = f"dataset()[{position}]"
             write = "write dataset(self) -> samples by index, from 0 to one less than their number"
-            with JobCall(f"dataset()[{position}]", write):
+            if isinstance(self.samples, StreamSamples):
+                seen, write = f"sample {position} of the stream", "write __iter__ to yield samples until it returns"
+            with JobCall(seen, write):
                 raise
 
     def load(self, state: StreamState | None) -> None:
