@@ -15,7 +15,7 @@ from memfit.apply.train_state import build
 from memfit.apply.window import Guard, run_window
 from memfit.job import Job
 from memfit.torch_compat import current_dispatch_mode
-from memfit.train.recovery.exactly_once import ExactlyOnce, TornStepError
+from memfit.train.recovery.exactly_once import ExactlyOnce, TornStepError, numbers_of, put_numbers_back
 from memfit.train.recovery.recovery import Recovery
 
 
@@ -204,3 +204,27 @@ def test_a_step_that_a_scaler_leaves_out_and_the_first_that_it_takes_are_those_o
     assert scale == same_scale < 2.0**40
     assert not torch.equal(plain[0], Scaled().nets()["net"][0].weight)
     assert all(map(torch.equal, plain, guarded))
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in an attribute, as Lookahead does."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps = self.steps + 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("before", [1, 5])
+def test_what_an_optimizer_counts_in_its_attributes_is_put_back_with_the_numbers_of_its_groups(before):
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = Counting([weight], lr=0.1)
+    for _ in range(before):
+        optimizer.step()
+    numbers = numbers_of(optimizer)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.2
+    put_numbers_back(numbers)
+    assert optimizer.steps == before
+    assert optimizer.param_groups[0]["lr"] == 0.1

@@ -332,12 +332,12 @@ _TENSORS, _DICTS = frozenset((Tensor,)), frozenset((dict,))
 def numbers_of(
     optimizer: Optimizer, values: Sequence[Any] | None = None
 ) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
-    """Dicts of the optimizer, with what they hold beside tensors.
+    """Dicts of the optimizer, its own attributes among them, with the numbers that they hold.
 
     Args:
         values: all that it keeps of its parameters, where the caller has them.
     """
-    dicts: list[dict[Any, Any]] = list(optimizer.param_groups)
+    dicts: list[dict[Any, Any]] = [*optimizer.param_groups, vars(optimizer)]
     if not _TENSORS.issuperset(map(type, _state_values(optimizer) if values is None else values)):
         dicts += [state for state in optimizer.state.values() if isinstance(state, dict)]
     return [
