@@ -31,7 +31,10 @@ def devices_per_node(plan: Plan, nodes: int) -> int:
 
 
 def slurm_script(plan: Plan, nodes: int, plan_file: str) -> str:
-    """A script for ``sbatch``: one task a machine, stopped two minutes before the limit, and queued again."""
+    """A script for ``sbatch``: one task a machine, stopped two minutes before the limit.
+
+    Slurm queues it again where a machine failed or another job took its place; after its limit, submit it again.
+    """
     here = devices_per_node(plan, nodes)
     gpus = "" if plan.device == "cpu" else f"#SBATCH --gpus-per-node={here}\n"
     run = f"memfit run {shlex.quote(plan_file)} --out run --resume"

@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.apply.build_nets import move_as_fakes
-from memfit.device.virtual import cuda_kernels, fake_mode, virtual_device
+from memfit.device.virtual import cuda_kernels, fake_mode, redirect, virtual_device
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.virtual_device import virtual_gpu
@@ -24,12 +24,15 @@ PLAIN_CONVOLUTIONS = torch._C._conv_determine_backend_memory_format
 WITHOUT_OUR_HINT = torch._meta_registrations.device_hint
 
 
-@pytest.mark.parametrize("cured", [True, False])
-def test_tensor_of_data_needs_no_device(monkeypatch, no_memory, cured):
-    if not cured:
+@pytest.mark.parametrize("cures", [("mode", "redirect"), ("mode",), ("redirect",), ()])
+def test_tensor_of_data_needs_no_device(monkeypatch, no_memory, cures):
+    """The mode cures it in the thread that enters it, the redirect in every other one too."""
+    if "mode" not in cures:
         monkeypatch.setattr(VirtualMode, "avoid_device_init", False)
+    if "redirect" not in cures:
+        monkeypatch.delitem(redirect.INSTEAD, torch.tensor)
     with virtual_gpu(CardRules()) as gpu:
-        if cured:
+        if cures:
             assert torch.tensor([1.0, 2.0], device=gpu.device).device.type == "cuda"
         else:
             with pytest.raises(NotImplementedError, match="empty_strided"):

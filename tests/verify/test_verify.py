@@ -146,7 +146,14 @@ def test_what_ranks_do_otherwise_is_found_and_named(name, code, exit_code):
     assert answer["ok"] is (exit_code == 0)
 
 
-@pytest.mark.parametrize(("name", "engine"), [("Half", "ddp"), ("Half", "fsdp2"), ("HalfOfTheRank", "fsdp2")])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("Half", "fsdp2"),
+        pytest.param("Half", "ddp", marks=pytest.mark.slow),
+        pytest.param("HalfOfTheRank", "fsdp2", marks=pytest.mark.slow),
+    ],
+)
 def test_nets_in_bf16_are_compared_by_the_rounding_of_bf16(name, engine):
     code, answer = verify(name, "--world-sizes", "2", "--windows", "2", "--engine", engine)
     assert code == (0 if name == "Half" else 4)
