@@ -4,32 +4,22 @@ python -m pytest tests/engine/test_nets_without_forward.py
 """
 
 import pytest
-import torch
 from torch import nn
 
-import memfit
 from memfit.blocks import repeated_blocks
 from memfit.device.hardware.catalogue import find_device
 from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.planner.predict import predict
+from testing.linear_layer import LinearLayer
 
 
-class Parts(memfit.Job):
+class Parts(LinearLayer):
     """Blocks that are dicts."""
 
     def nets(self):
-        blocks = [nn.ModuleDict({"up": nn.Linear(64, 256), "down": nn.Linear(256, 64)}) for _ in range(3)]
+        blocks = [nn.ModuleDict({"up": nn.Linear(8, 32), "down": nn.Linear(32, 8)}) for _ in range(3)]
         return {"net": Called(blocks)}
-
-    def optimizers(self, nets):
-        return {"sgd": torch.optim.SGD(nets["net"].parameters(), lr=0.1)}
-
-    def batch(self, shape):
-        return torch.randn(shape.items, 64)
-
-    def loss(self, nets, batch):
-        return nets["net"](batch).square().sum(), len(batch)
 
 
 class Called(nn.Module):
@@ -48,7 +38,7 @@ class Uncalled(Parts):
         return {"net": nn.ModuleDict(dict(super().nets()["net"].named_children()))}
 
     def loss(self, nets, batch):
-        return Called.forward(nets["net"], batch).square().sum(), len(batch)
+        return Called.forward(nets["net"], batch["x"]).square().sum(), len(batch["x"])
 
 
 def test_blocks_without_a_forward_are_neither_recomputed_nor_gathered_one_by_one():

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-import memfit
 from memfit.device.hardware.catalogue import find_device
 from memfit.job import Shape
 from memfit.planner.predict import predict
+from testing.linear_layer import LinearLayer
 
 MAKERS = {
     "tensor": lambda x: torch.tensor([1.0], device=x.device),
@@ -23,26 +23,17 @@ MAKERS = {
 class Block(nn.Module):
     def __init__(self, make):
         super().__init__()
-        self.make, self.first, self.last = make, nn.Linear(64, 64), nn.Linear(64, 64)
+        self.make, self.first, self.last = make, nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x):
         return self.last(self.first(x).relu() + self.make(x))
 
 
-class Makes(memfit.Job):
+class Makes(LinearLayer):
     how: str = "tensor"
 
     def nets(self):
         return {"net": nn.Sequential(*[Block(MAKERS[self.how]) for _ in range(3)])}
-
-    def optimizers(self, nets):
-        return {"sgd": torch.optim.SGD(nets["net"].parameters(), lr=0.1)}
-
-    def batch(self, shape):
-        return torch.randn(shape.items, 64)
-
-    def loss(self, nets, batch):
-        return nets["net"](batch).square().sum(), len(batch)
 
 
 @pytest.mark.parametrize("how", MAKERS)
