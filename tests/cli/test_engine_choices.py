@@ -8,39 +8,37 @@ import json
 import pytest
 
 from memfit.plan import read_plan
-from tests.cli.asking import is_one_line, really
+from tests.cli.asking import is_one_line
 
 JOB = "examples/language_model.py:LanguageModel"
 SMALL = ("--set", "layers=2", "--set", "width=128")
 DIVIDED = ("--engine-choice", "sequence_parallel=true")
 
 
-def predicted(*words):
-    return json.loads(
-        really("predict", JOB, *SMALL, "--micro-batch", "8192", "--device", "rtx4090", "--json", *words)[1]
-    )
+def predicted(run, *words):
+    return json.loads(run("predict", JOB, *SMALL, "--micro-batch", "8192", "--device", "rtx4090", "--json", *words)[1])
 
 
-def test_divided_tokens_take_less_memory_on_each_rank():
-    whole, divided = (predicted("--mesh", "tp=2", *words) for words in ((), DIVIDED))
+def test_divided_tokens_take_less_memory_on_each_rank(run):
+    whole, divided = (predicted(run, "--mesh", "tp=2", *words) for words in ((), DIVIDED))
     kept = [answer["phases"]["train"]["categories"]["activations"] for answer in (whole, divided)]
     assert kept[1] < 0.9 * kept[0]
     assert divided["phases"]["save"]["categories"] == whole["phases"]["save"]["categories"]
 
 
-def test_a_plan_has_the_choice_and_splits_the_batch_where_ranks_divide_sequences(tmp_path):
+def test_a_plan_has_the_choice_and_splits_the_batch_where_ranks_divide_sequences(run, tmp_path):
     file = tmp_path / "plan.toml"
     words = ("--global-batch", "20000", "--mesh", "tp=2", *DIVIDED, "--device", "rtx4090", "--out", str(file))
-    code, _, error = really("plan", JOB, *SMALL, *words)
+    code, _, error = run("plan", JOB, *SMALL, *words)
     assert code == 0, error
     assert read_plan(file).engine_choices == {"sequence_parallel": True}
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved_1f1b"])
-def test_a_plan_of_stages_has_the_schedule_and_the_cut_for_it(tmp_path, schedule):
+def test_a_plan_of_stages_has_the_schedule_and_the_cut_for_it(run, tmp_path, schedule):
     file = tmp_path / "plan.toml"
     words = ("--global-batch", "32768", "--mesh", "pp=2", "--engine-choice", f"schedule={schedule}")
-    code, _, error = really("plan", JOB, *SMALL, *words, "--device", "rtx4090", "--out", str(file))
+    code, _, error = run("plan", JOB, *SMALL, *words, "--device", "rtx4090", "--out", str(file))
     assert code == 0, error
     plan = read_plan(file)
     assert plan.engine_choices["schedule"] == schedule
@@ -49,8 +47,8 @@ def test_a_plan_of_stages_has_the_schedule_and_the_cut_for_it(tmp_path, schedule
 
 
 @pytest.mark.slow
-def test_ranks_with_a_choice_learn_what_one_rank_learns():
-    code, said, error = really("verify", JOB, *SMALL, "--mesh", "tp=2", *DIVIDED, "--windows", "1", "--json")
+def test_ranks_with_a_choice_learn_what_one_rank_learns(run):
+    code, said, error = run("verify", JOB, *SMALL, "--mesh", "tp=2", *DIVIDED, "--windows", "1", "--json")
     assert code == 0, error
     assert json.loads(said)["ok"]
 
@@ -66,8 +64,8 @@ def test_ranks_with_a_choice_learn_what_one_rank_learns():
         (("--mesh", "tp=2", *DIVIDED, "--shape", "3x333"), "a sequence of 333 tokens on tp=2: it does not divide"),
     ],
 )
-def test_a_choice_that_cannot_be_is_one_line(words, line):
-    is_one_line(really("predict", JOB, *SMALL, "--device", "rtx4090", *words), line)
+def test_a_choice_that_cannot_be_is_one_line(run, words, line):
+    is_one_line(run("predict", JOB, *SMALL, "--device", "rtx4090", *words), line)
 
 
 @pytest.mark.parametrize(
@@ -81,5 +79,5 @@ def test_a_choice_that_cannot_be_is_one_line(words, line):
         (("--mesh", "tp=2", "--engine-choice", "schedule=gpipe"), "engine_choices.schedule on the mesh tp=2"),
     ],
 )
-def test_a_choice_that_a_search_would_overrule_is_refused(words, line):
-    is_one_line(really("plan", JOB, *SMALL, "--global-batch", "20000", "--device", "rtx4090", *words), line)
+def test_a_choice_that_a_search_would_overrule_is_refused(run, words, line):
+    is_one_line(run("plan", JOB, *SMALL, "--global-batch", "20000", "--device", "rtx4090", *words), line)

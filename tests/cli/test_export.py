@@ -18,7 +18,7 @@ from memfit.plan import Plan, write_plan
 from memfit.planner.predict import plain_nets
 from memfit.show.export import export
 from memfit.show.export_geometry import equal
-from tests.cli.asking import ROOT, is_one_line, really
+from tests.cli.asking import ROOT, Run, is_one_line
 
 JOB = "tests/verify/jobs.py:Sound"
 SCRIPT = f"{ROOT}/tests/cli/exported.py"
@@ -45,10 +45,10 @@ def exported(made: Plan, to: str):
     return export(made, job, plain_nets(job), to, "file", "/plan.toml")
 
 
-def started(made: Plan, to: str, tmp_path: Path, *words: str) -> list[dict]:
+def started(run: Run, made: Plan, to: str, tmp_path: Path, *words: str) -> list[dict]:
     """What each rank printed, in the order of ranks, when the command that export names is run."""
     write_plan(made, tmp_path / "plan.toml")
-    code, out, _ = really("export", str(tmp_path / "plan.toml"), "--to", to, "--out", str(tmp_path / "file"), "--json")
+    code, out, _ = run("export", str(tmp_path / "plan.toml"), "--to", to, "--out", str(tmp_path / "file"), "--json")
     assert code == 0
     command = json.loads(out)["command"].replace("train.py", f"{shlex.quote(SCRIPT)} {to} {' '.join(words)}")
     command = command.replace("deepspeed --num", f"deepspeed --master_port {free_port()} --num")
@@ -64,13 +64,13 @@ def started(made: Plan, to: str, tmp_path: Path, *words: str) -> list[dict]:
     return sorted(collected, key=lambda item: item["RANK"])
 
 
-def test_torchrun_gives_each_rank_its_own_sizes(tmp_path):
-    rank_0, rank_1 = started(plan(micro_batches=[[5, 4], [5, 2]]), "torchrun", tmp_path)
+def test_torchrun_gives_each_rank_its_own_sizes(run, tmp_path):
+    rank_0, rank_1 = started(run, plan(micro_batches=[[5, 4], [5, 2]]), "torchrun", tmp_path)
     assert (rank_0["mine"], rank_1["mine"], rank_0["world"]) == ([5, 4], [5, 2], 2)
 
 
-def test_accelerate_starts_as_many_processes(tmp_path):
-    for rank in started(plan(), "accelerate", tmp_path):
+def test_accelerate_starts_as_many_processes(run, tmp_path):
+    for rank in started(run, plan(), "accelerate", tmp_path):
         assert (rank["processes"], rank["kind"], rank["precision"]) == (2, "MULTI_CPU", "no")
 
 
@@ -104,8 +104,8 @@ def test_choices_that_a_tool_has_no_word_for_are_named():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["fsdp2", "zero2"])
-def test_accelerate_takes_the_plans_sharding(engine, tmp_path):
-    for rank in started(plan(engine, job="testing/nets.py:Transformer"), "accelerate", tmp_path):
+def test_accelerate_takes_the_plans_sharding(run, engine, tmp_path):
+    for rank in started(run, plan(engine, job="testing/nets.py:Transformer"), "accelerate", tmp_path):
         assert rank["processes"] == 2
         if engine == "fsdp2":
             assert (rank["fsdp"], rank["gathered"]) == ("2", "DiTBlock")
@@ -114,9 +114,9 @@ def test_accelerate_takes_the_plans_sharding(engine, tmp_path):
 
 
 @pytest.mark.slow
-def test_deepspeed_reads_batch_accumulation_and_stage(tmp_path):
+def test_deepspeed_reads_batch_accumulation_and_stage(run, tmp_path):
     pytest.importorskip("deepspeed")
-    for rank in started(plan("zero2"), "deepspeed", tmp_path):
+    for rank in started(run, plan("zero2"), "deepspeed", tmp_path):
         assert rank["WORLD_SIZE"] == 2
         assert (rank["train_batch_size"], rank["micro_batch"], rank["accumulation"]) == (16, 4, 2)
         assert (rank["stage"], rank["clip"]) == (2, 1.0)
@@ -166,11 +166,10 @@ def test_several_optimizers_are_named_for_deepspeed():
     assert "'adam', 'judge'" in exported(made, "deepspeed").left_out["several optimizers"]
 
 
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
+def test_a_file_that_cannot_be_written_is_one_line(run, tmp_path):
     write_plan(plan(), tmp_path / "plan.toml")
-    is_one_line(
-        really("export", str(tmp_path / "plan.toml"), "--to", "torchrun", "--out", "/nowhere/x.sh"), "cannot be written"
-    )
+    words = (str(tmp_path / "plan.toml"), "--to", "torchrun", "--out", "/nowhere/x.sh")
+    is_one_line(run("export", *words), "cannot be written")
 
 
 @pytest.mark.parametrize("mesh", [{"tp": 2}, {"ep": 2}, {"pp": 2}, {"dp_shard_in_ep": 2}])

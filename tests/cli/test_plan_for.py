@@ -19,7 +19,7 @@ from memfit.plan import read_plan
 from memfit.planner.predict import plain_nets
 from memfit.script.titan.target import DEGREES
 from memfit.show.export import export
-from tests.cli.asking import ROOT, is_one_line, really
+from tests.cli.asking import ROOT, Run, is_one_line
 from tests.cli.test_export import plan
 
 JOB = """
@@ -49,10 +49,10 @@ BEYOND = 0.04
 """How far a trainer may be from the prediction: some hold the next micro-batches' rows or a buffer of their own."""
 
 
-def planned(folder: Path, tool: str) -> dict[str, Any]:
+def planned(run: Run, folder: Path, tool: str) -> dict[str, Any]:
     (folder / "lm.py").write_text(JOB)
     sizes = ["--global-batch", "1536", "--micro-batch", "512", "--memory", "64MiB"]
-    code, out, error = really(
+    code, out, error = run(
         "plan", str(folder / "lm.py:LM"), *sizes, "--for", tool, "--out", str(folder / "plan.toml"), "--json"
     )
     assert code == 0, error
@@ -68,9 +68,9 @@ def free_port() -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_real_trainer_takes_what_the_plan_predicts(tool: str, tmp_path: Path) -> None:
+def test_a_real_trainer_takes_what_the_plan_predicts(run: Run, tool: str, tmp_path: Path) -> None:
     pytest.importorskip(tool)
-    answer = planned(tmp_path, tool)
+    answer = planned(run, tmp_path, tool)
     config = tmp_path / f"config.{'json' if tool in ('transformers', 'deepspeed') else 'yaml'}"
     config.write_text(answer["text"])
     script = [str(Path(__file__).with_name("planned_trainer.py")), tool, str(tmp_path / "plan.toml"), str(config)]
@@ -186,12 +186,12 @@ def test_layers_that_are_all_recomputed_are_gradient_checkpointing(tmp_path: Pat
         (["tests/verify/jobs.py:Sound", "--global-batch", "8", "--device", "t4", "--device", "l40s"], "--for with 2"),
     ],
 )
-def test_wrong_use_is_one_line(words: list[str], expected: str) -> None:
-    is_one_line(really("plan", *words, "--for", "lightning"), expected)
+def test_wrong_use_is_one_line(run: Run, words: list[str], expected: str) -> None:
+    is_one_line(run("plan", *words, "--for", "lightning"), expected)
 
 
-def test_the_predicted_bytes_leave_out_the_copy_of_memfits_own_checkpoints(tmp_path: Path) -> None:
-    answer = planned(tmp_path, "lightning")
+def test_the_predicted_bytes_leave_out_the_copy_of_memfits_own_checkpoints(run: Run, tmp_path: Path) -> None:
+    answer = planned(run, tmp_path, "lightning")
     train = read_plan(tmp_path / "plan.toml").phases["train"]
     state = sum(train["categories"][name] for name in ("parameters", "optimizer"))
     assert state <= train["allocated_bytes"] - answer["predicted_bytes"] < state + 4096

@@ -7,22 +7,22 @@ import json
 
 import pytest
 
-from tests.cli.asking import is_one_line, really
+from tests.cli.asking import is_one_line
 
 NETS = "testing/nets.py:Transformer"
 
 
-def predicted(*words):
-    return json.loads(really("predict", NETS, "--device", "rtx4090", "--json", *words)[1])
+def predicted(run, *words):
+    return json.loads(run("predict", NETS, "--device", "rtx4090", "--json", *words)[1])
 
 
-@pytest.fixture(scope="module")
-def alone():
-    return predicted()
+@pytest.fixture
+def alone(run):
+    return predicted(run)
 
 
-def test_a_thousand_ranks_in_a_minute(alone):
-    answer = predicted("--engine", "fsdp2", "--world", "1024")
+def test_a_thousand_ranks_in_a_minute(run, alone):
+    answer = predicted(run, "--engine", "fsdp2", "--world", "1024")
     assert answer["seconds"] < 60
     assert (answer["engine"], answer["world"], answer["rank"]) == ("fsdp2", 1024, 0)
     saved, undisturbed = answer["phases"]["save"]["categories"], alone["phases"]["save"]["categories"]
@@ -30,8 +30,8 @@ def test_a_thousand_ranks_in_a_minute(alone):
     assert answer["phases"]["train"]["categories"]["communication"] > 0
 
 
-def test_replicas_hold_everything_and_a_buffer_for_their_gradients(alone):
-    answer = predicted("--engine", "ddp", "--world", "2", "--rank", "1")
+def test_replicas_hold_everything_and_a_buffer_for_their_gradients(run, alone):
+    answer = predicted(run, "--engine", "ddp", "--world", "2", "--rank", "1")
     assert answer["rank"] == 1
     assert answer["phases"]["save"]["categories"] == alone["phases"]["save"]["categories"]
     process = [
@@ -40,17 +40,17 @@ def test_replicas_hold_everything_and_a_buffer_for_their_gradients(alone):
     assert process[0] > process[1], "NCCL's buffers lie outside of the allocator"
 
 
-def test_several_devices_are_plans_of_equal_ones():
+def test_several_devices_are_plans_of_equal_ones(run):
     words = ("plan", "tests/verify/jobs.py:Sound", "--global-batch", "14", "--device", "t4", "--device", "l4")
-    code, said, _ = really(*words, "--devices", "2")
+    code, said, _ = run(*words, "--devices", "2")
     assert code == 0
     assert "Each line plans 2 equal devices of its name; a plan does not mix devices." in said
-    assert "equal devices" not in really(*words)[1]
+    assert "equal devices" not in run(*words)[1]
 
 
-def test_a_rank_of_a_mesh_holds_what_its_shards_say_and_a_communicator_of_each_dimension(alone):
-    hybrid = predicted("--mesh", "dp_replicate=32,dp_shard=2")
-    sharded = predicted("--engine", "fsdp2", "--world", "2")
+def test_a_rank_of_a_mesh_holds_what_its_shards_say_and_a_communicator_of_each_dimension(run, alone):
+    hybrid = predicted(run, "--mesh", "dp_replicate=32,dp_shard=2")
+    sharded = predicted(run, "--engine", "fsdp2", "--world", "2")
     assert (hybrid["engine"], hybrid["world"], hybrid["rank"]) == ("fsdp2", 64, 0)
     assert hybrid["mesh"] == {"dp_replicate": 32, "dp_shard": 2}
     assert "dp_shard 0" in hybrid["rank_reason"]
@@ -63,8 +63,8 @@ def test_a_rank_of_a_mesh_holds_what_its_shards_say_and_a_communicator_of_each_d
     assert outside[2] - outside[0] == 3 * (outside[1] - outside[0]) > 0
 
 
-def test_one_rank_of_zero_is_predicted_and_holds_all_of_the_optimizer(alone):
-    answer = predicted("--engine", "zero2", "--world", "1")
+def test_one_rank_of_zero_is_predicted_and_holds_all_of_the_optimizer(run, alone):
+    answer = predicted(run, "--engine", "zero2", "--world", "1")
     assert (answer["engine"], answer["world"], answer["rank"]) == ("zero2", 1, 0)
     saved, undisturbed = answer["phases"]["save"]["categories"], alone["phases"]["save"]["categories"]
     assert saved["optimizer"] >= undisturbed["optimizer"]
@@ -80,11 +80,11 @@ def test_one_rank_of_zero_is_predicted_and_holds_all_of_the_optimizer(alone):
         (["--engine", "ddp", "--world", "2", "--rank", "2"], "there are ranks 0 to 1"),
     ],
 )
-def test_ranks_that_are_not_there(words, said):
-    is_one_line(really("predict", NETS, "--device", "rtx4090", *words), said)
+def test_ranks_that_are_not_there(run, words, said):
+    is_one_line(run("predict", NETS, "--device", "rtx4090", *words), said)
 
 
 @pytest.mark.parametrize("mesh", ["dp_shard=99999", "dp_shard=2,tp=50000"])
-def test_a_plan_for_too_large_a_mesh_names_the_option_that_was_written(mesh):
+def test_a_plan_for_too_large_a_mesh_names_the_option_that_was_written(run, mesh):
     said = f"--mesh {mesh}: memfit simulates at most"
-    is_one_line(really("plan", NETS, "--device", "rtx4090", "--global-batch", "8", "--mesh", mesh), said)
+    is_one_line(run("plan", NETS, "--device", "rtx4090", "--global-batch", "8", "--mesh", mesh), said)
