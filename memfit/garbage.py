@@ -17,33 +17,32 @@ _is_kept = False
 _depth = 0
 """Traces that are open, one within another."""
 _modules = 0
-"""Modules that were imported when objects were last frozen."""
+"""Modules that were imported when objects were last frozen; 0: none is frozen."""
 
 
 def keep_frozen() -> None:
     """Freezes the objects that exist now, and before a later trace those that imports brought.
 
-    Until ``thawed_after`` ends, or the process: libraries that count their objects at its end (nanobind, which triton
-    is built with) report those that were never collected as leaks.
+    Until the process ends: libraries that count their objects then (nanobind, which triton is built with) report those
+    that were never collected as leaks.
     """
-    global _is_kept
-    if not _is_kept:
-        atexit.register(gc.unfreeze)
-    _is_kept = True
+    _keep_what_is_frozen()
     _freeze()
 
 
 @contextmanager
-def thawed_after() -> Iterator[None]:
-    """Context with the collector off, after which nothing is frozen that was not before it."""
-    global _is_kept
+def frozen_within() -> Iterator[None]:
+    """Context with the collector off, in which what a trace freezes stays so; after it nothing is frozen that was not
+    before it."""
+    global _is_kept, _modules
     was_kept, was_enabled = _is_kept, gc.isenabled()
+    _keep_what_is_frozen()
     gc.disable()
     try:
         yield
     finally:
         if not was_kept:
-            _is_kept = False
+            _is_kept, _modules = False, 0
             gc.unfreeze()
         if was_enabled:
             gc.enable()
@@ -53,9 +52,12 @@ def thawed_after() -> Iterator[None]:
 def collected_before() -> Iterator[None]:
     """Context that collects garbage first and has the collector off; within another one it freezes nothing.
 
-    What an open trace has made is never frozen: a cycle of it may become garbage that the trace collects.
+    What an open trace has made is never frozen: a cycle of it may become garbage that the trace collects. Before the
+    first trace there is no garbage of one, and objects that will stay are frozen unseen.
     """
     global _depth
+    if _is_kept and not _modules:
+        _freeze()
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -83,6 +85,13 @@ def _before_last_collection() -> None:
         gc.unfreeze()
     else:
         gc.freeze()
+
+
+def _keep_what_is_frozen() -> None:
+    global _is_kept
+    if not _is_kept:
+        atexit.register(gc.unfreeze)
+    _is_kept = True
 
 
 def _freeze() -> None:

@@ -50,3 +50,21 @@ def test_a_verb_collects_no_garbage_at_its_end_but_where_nanobind_counts_it():
         code = ENDED_VERB.format(metaclass=metaclass)
         freed[metaclass] = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
     assert freed == {"": "", NANOBIND: "freed"}
+
+
+IN_A_COMMAND = """
+import gc
+from memfit.garbage import collected_before, frozen_within
+
+with frozen_within():
+    for _ in range(2):
+        with collected_before():
+            pass
+    kept = gc.get_freeze_count()
+print(kept > 0, gc.get_freeze_count())
+"""
+
+
+def test_what_the_first_trace_of_a_command_freezes_stays_so_until_the_command_ends():
+    ended = subprocess.run([sys.executable, "-c", IN_A_COMMAND], capture_output=True, text=True, check=True)
+    assert ended.stdout == "True 0\n"

@@ -58,14 +58,8 @@ def asked_job(
     check_contradictions(pairs, precision, checkpoint)
     from memfit.planner.asked_job import AskedJob
 
-    def load() -> Job:
-        from memfit.garbage import keep_frozen
-
-        loaded = load_with(job, pairs, precision)
-        keep_frozen()
-        return loaded
-
-    return AskedJob(job, load, {"pairs": sorted(pairs), "precision": precision}, fresh=fresh)
+    settings = {"pairs": sorted(pairs), "precision": precision}
+    return AskedJob(job, lambda: load_with(job, pairs, precision), settings, fresh=fresh)
 
 
 def micro_batch_shape(job: Job | JobFacts, shape: str | None, count: int | None) -> Shape:

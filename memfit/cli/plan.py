@@ -126,7 +126,6 @@ def command(
     if global_batch is None:
         raise _missing("global_batch")
     from memfit.cli.progress import progress
-    from memfit.garbage import keep_frozen
     from memfit.loading import load_job, read_settings
 
     targets = choose_devices(device_names, memory, headroom)
@@ -168,7 +167,6 @@ def command(
             engine_choices=engine_choices,
         )  # fmt: skip
         loaded = load_job(job, read_settings(pairs))
-        keep_frozen()
         with second_core_allowed():
             answers = {
                 device.key: find_any_plan(loaded, replace(request, device=device), nodes_of, network)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
-from memfit.garbage import thawed_after
+from memfit.garbage import frozen_within
 from memfit.library_warnings import without_library_warnings
 from memfit.work_stages import is_silent, stages_heard
 
@@ -74,7 +74,7 @@ def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
     libraries are left out. The garbage collector is off: importing torch and a job's libraries takes a sixth longer
     with it, and every trace collects by itself.
     """
-    with thawed_after(), without_library_warnings():
+    with frozen_within(), without_library_warnings():
         if quiet or not sys.stderr.isatty():
             with _lines_once(), redirect_stdout(sys.stderr):
                 yield

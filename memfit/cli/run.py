@@ -13,7 +13,7 @@ from memfit.errors import Exit, InputError
 from memfit.geometry import MOST
 
 if TYPE_CHECKING:
-    from memfit.engine.node_rendezvous import Nodes
+    from memfit.engine.nodes import Nodes
     from memfit.plan import Plan
     from memfit.train.run_folder import RunFolder
     from memfit.train.run_options import RunOptions
@@ -98,7 +98,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     from memfit.plan import read_plan
     from memfit.planner.cpu_margin import check_budget
     from memfit.printable import printable
-    from memfit.train.launch.launch import become_rank, launch, launch_node
+    from memfit.train.launch.launch import become_rank, launch
     from memfit.train.launch.outcome import say
     from memfit.train.launch.process_guard import alone_in
     from memfit.train.launch.stop_signals import end_with
@@ -124,6 +124,8 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     check_workers(options.workers, place.local_world if place is not None else ranks)
     if place is not None and place.rank > 0:
         become_rank(options)
+    if nodes.count > 1:
+        from memfit.train.launch.several_nodes import launch_node
     if nodes.rank > 0:
         launched = launch_node(read, options, nodes)
         end_with(launched.code)
@@ -208,7 +210,7 @@ def _nodes(values: dict[str, Any], devices: int, *, started: bool) -> Nodes:
     Raises:
         InputError: a number is out of its range, or the endpoint is missing.
     """
-    from memfit.engine.node_rendezvous import Nodes
+    from memfit.engine.nodes import Nodes
 
     count = whole_number("--nnodes", values["nnodes"]) or 1
     rank = whole_number("--node-rank", values["node_rank"], least=0) or 0

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -27,8 +26,8 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from memfit.device.hardware.loopback import LOOPBACK
 from memfit.engine.listen_address import open_store
+from memfit.engine.nodes import Nodes
 
 BACKEND = "memfit-nodes"
 NODE_SECONDS = 900.0
@@ -39,21 +38,6 @@ _SAYS_AFTER = 5.0
 """Seconds after which node 0 says for which nodes it waits."""
 _ROUND = "round"
 _meetings: dict[str, Meeting] = {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nodes:
-    """The machines of a run, and this one's place among them."""
-
-    count: int = 1
-    rank: int = 0
-    host: str = LOOPBACK
-    """The address of the node of rank 0."""
-    port: int = 0
-    """The port on which that node serves the store; 0: a free one, which one node alone may take."""
-
-    def __str__(self) -> str:
-        return f"node {self.rank} of {self.count} at {self.host}:{self.port}"
 
 
 class Meeting:

@@ -6,14 +6,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memfit.audit.strips_data import Picture
 from memfit.plan import Plan
 from memfit.show.timeline import extremes
 from memfit.train import metrics_file
+
+if TYPE_CHECKING:
+    from memfit.audit.strips_data import Picture
 
 LARGEST_ID = 1 << 40
 MOST = 1500
@@ -63,6 +65,8 @@ def shown_windows(lines: list[dict[str, Any]], names: Iterable[str], most: int =
 
 def seen(lines: list[dict[str, Any]], columns: int = 64) -> tuple[Picture, list[Rank]] | None:
     """What each rank was given, over ids from 0 to the largest that occurs; None where no ids were written."""
+    from memfit.audit.strips_data import Picture  # its package imports torch, which a run's summary does not need
+
     ids: dict[int, list[int]] = {}
     for line in lines:
         given = line.get("ids")

@@ -7,13 +7,15 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.cli.asking import AT, JOBS, RIGHT, Run, is_one_line, really
+from tests.cli.asking import AT, JOBS, RIGHT, ROOT, Run, is_one_line, really
 
 CHANGES = {
     "not TOML": ("global_batch = 8", "global_batch = = 8", "not valid TOML"),
@@ -264,7 +266,23 @@ REAL = {
 }
 
 
+WITHOUT_TORCH = """
+import sys
+from memfit.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    import memfit.show.run_log  # which writes the summary of a run that is done
+    print("imported torch" if "torch" in sys.modules else "", end="")
+"""
+
+
 @pytest.mark.parametrize(("name", "words"), REAL.items(), ids=REAL)
 def test_trained_for_real(tmp_path: Path, plan: str, name: str, words: list[str]) -> None:
+    """And what starts the training process imports no torch before it, which takes seconds."""
     path = changed(plan, tmp_path, of_job(name))
-    is_one_line(really("run", path, "--out", f"{tmp_path}/run", "--windows", "1", "--json"), *words)
+    asked = ["run", path, "--out", f"{tmp_path}/run", "--windows", "1", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH, *asked], capture_output=True, text=True, cwd=ROOT
+    )
+    is_one_line((done.returncode, done.stdout, done.stderr), *words)

@@ -13,7 +13,7 @@ from memfit.errors import Exit
 from memfit.plan import read_plan, write_plan
 from memfit.train.append_file import AppendFile, identity
 from memfit.train.launch.ending import closed_descriptor
-from memfit.train.launch.launch import _judged
+from memfit.train.launch.launch import judged
 from memfit.train.launch.outcome import Outcome, write_outcome
 from memfit.train.launch.supervisor import Supervisor
 from memfit.train.run_folder import RunFolder
@@ -57,7 +57,7 @@ def test_a_closed_descriptor_is_the_jobs_mistake():
 @pytest.mark.parametrize("code", [Exit.BAD_INPUT, Exit.FAULT])
 def test_a_line_that_no_process_could_print_is_said_by_memfit_run(tmp_path, code):
     write_outcome(tmp_path, Outcome(code=code, unsaid="the line"))
-    launched = _judged(RunFolder(tmp_path), code, Supervisor())
+    launched = judged(RunFolder(tmp_path), code, Supervisor())
     assert launched.code == code
     assert launched.line.endswith("the line")
 
@@ -73,7 +73,7 @@ write_outcome(Path({str(tmp_path)!r}), Outcome(code=2), "the line")
 os._exit(0)
 """)
     assert (code, heard) == (0, "")
-    assert _judged(RunFolder(tmp_path), 2, Supervisor()).line == "the line"
+    assert judged(RunFolder(tmp_path), 2, Supervisor()).line == "the line"
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from memfit.plan import read_plan, write_plan
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
-from memfit.train.launch.launch import _judged
+from memfit.train.launch.launch import judged
 from memfit.train.launch.outcome import read_outcome
 from memfit.train.launch.supervisor import Supervisor
 from memfit.train.run_folder import RunFolder
@@ -56,7 +56,7 @@ def start(undisturbed, tmp_path, place, how, budget=None, **options):
     settings = {**plan.settings, "place": place, "how": how, "mark": str(run / "mark")}
     write_plan(replace(plan, settings=settings, budget_bytes=budget or plan.budget_bytes), run / "plan.toml")
     code = processes.run(run, resume=False, **options)["code"]
-    launched = _judged(RunFolder(run), code, Supervisor())
+    launched = judged(RunFolder(run), code, Supervisor())
     return launched.code, run, (run / "log.txt").read_text() + launched.line
 
 
@@ -67,7 +67,7 @@ def goes_on(undisturbed, run):
     for left in run.glob(".ended-*"):
         left.unlink()
     assert processes.run(run, resume=True)["code"] == 0, (run / "log.txt").read_text()
-    assert _judged(RunFolder(run), 0, Supervisor()).code == Exit.DONE
+    assert judged(RunFolder(run), 0, Supervisor()).code == Exit.DONE
     same_end(run, folder / "undisturbed")
 
 
@@ -92,9 +92,9 @@ def test_code_of_a_job_that_ends_the_process_is_not_done(undisturbed, tmp_path, 
 def test_ranks_that_torchrun_had_to_kill_were_not_stopped_before_the_first_window(tmp_path):
     folder, supervisor = RunFolder(tmp_path), Supervisor()
     supervisor.signalled = 1.0
-    assert _judged(folder, Exit.STOPPED, supervisor).line.startswith("stopped before the first window; go on with")
+    assert judged(folder, Exit.STOPPED, supervisor).line.startswith("stopped before the first window; go on with")
     folder.write_window_range(0, 4)
-    launched = _judged(folder, Exit.STOPPED, supervisor)
+    launched = judged(folder, Exit.STOPPED, supervisor)
     assert launched.code == Exit.STOPPED
     assert launched.line.startswith("the run did not end after it was told to stop, and was killed; go on with")
 
@@ -102,7 +102,7 @@ def test_ranks_that_torchrun_had_to_kill_were_not_stopped_before_the_first_windo
 def test_done_means_that_lines_checkpoint_and_weights_are_there(undisturbed, tmp_path):
     result = undisturbed[1] / "undisturbed"
     assert read_outcome(result).windows == 6
-    assert _judged(RunFolder(result), 0, Supervisor()).code == Exit.DONE
+    assert judged(RunFolder(result), 0, Supervisor()).code == Exit.DONE
     for number, (change, words) in enumerate([
         (lambda run: (run / "final" / "net.safetensors").unlink(), "the final weights"),
         (lambda run: shutil.rmtree(run / "checkpoints" / "00000006"), "the final checkpoint"),
@@ -110,7 +110,7 @@ def test_done_means_that_lines_checkpoint_and_weights_are_there(undisturbed, tmp
     ]):  # fmt: skip
         run = shutil.copytree(result, tmp_path / str(number))
         change(run)
-        launched = _judged(RunFolder(run), 0, Supervisor())
+        launched = judged(RunFolder(run), 0, Supervisor())
         assert launched.code == Exit.STOPPED
         assert launched.line.startswith(f"the run is not done: {words}")
 
@@ -231,7 +231,7 @@ def test_damaged_lines_cost_no_window_and_their_loss_is_said(undisturbed, tmp_pa
         left.unlink()
     assert processes.run(run, resume=True)["code"] == 0, (run / "log.txt").read_text()
     said, kept = (run / "log.txt").read_text(), len((run / "metrics.jsonl").read_text().splitlines())
-    assert _judged(RunFolder(run), 0, Supervisor()).code == Exit.DONE
+    assert judged(RunFolder(run), 0, Supervisor()).code == Exit.DONE
     if kept < 6:
         assert f"metrics.jsonl has lost the lines of {6 - kept} window" in said
         assert f"samples.jsonl has lost the lines of {6 - kept} window" in said

@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 
 from memfit.cli import main
 from memfit.engine import node_rendezvous
-from memfit.engine.node_rendezvous import Nodes
+from memfit.engine.nodes import Nodes
 from memfit.errors import InputError
 from memfit.plan import read_plan, write_plan
 from memfit.train.launch import node_launch

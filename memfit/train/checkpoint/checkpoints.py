@@ -34,6 +34,7 @@ from memfit.train.checkpoint.tensor_file import (
     open_tensors,
     write_tensors,
 )
+from memfit.train.checkpoint.unfinished import drop_unfinished
 
 FORMAT = 2
 MANIFEST, TENSORS, PLAN, PARTS = "manifest.json", "state.safetensors", "plan.toml", "parts"
@@ -224,15 +225,10 @@ class Checkpoints:
 
     def clean(self, newest: int) -> None:
         """Drops what a killed process left behind; what claims to be newer than ``newest`` is torn, and set aside."""
-        self.drop_unfinished()
+        drop_unfinished(self.path)
         for entry in self.path.iterdir() if self.path.is_dir() else ():
             if _is_number(entry.name) and int(entry.name) > newest:
                 self._set_aside(entry, ".torn")
-
-    def drop_unfinished(self) -> None:
-        """Drops what a process that was ended left behind, where no process writes checkpoints any more."""
-        for entry in self.path.glob(".*") if self.path.is_dir() else ():
-            shutil.rmtree(entry, ignore_errors=True)
 
     def _drop(self) -> None:
         """A folder that is removed leaves its name first: none is ever found in part."""

@@ -8,19 +8,10 @@ import sys
 from dataclasses import dataclass, replace
 
 from memfit.child_process import no_orphans
-from memfit.engine.node_rendezvous import Nodes
 from memfit.errors import Exit
-from memfit.plan import Plan, write_plan
-from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.plan import Plan
+from memfit.train.checkpoint.unfinished import drop_unfinished
 from memfit.train.launch.memory_limit import ENVIRONMENT
-from memfit.train.launch.node_folders import SEPARATE
-from memfit.train.launch.node_launch import (
-    acknowledge,
-    await_acknowledgements,
-    await_outcome,
-    meet,
-    shared_outcome,
-)
 from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcome, spare_folder
 from memfit.train.launch.process_guard import for_child
 from memfit.train.launch.supervisor import Supervisor, run_child
@@ -58,44 +49,12 @@ def worker_environment() -> dict[str, str]:
 
 def become_rank(options: RunOptions) -> None:
     """Replaces this process, which torchrun started, by a rank of the run."""
-    os.execve(sys.executable, [sys.executable, "-m", RANK, _argument(options)], worker_environment())
+    os.execve(sys.executable, [sys.executable, "-m", RANK, argument_of(options)], worker_environment())
 
 
-def _argument(options: RunOptions) -> str:
+def argument_of(options: RunOptions) -> str:
     """The options of a process in which the job may change the working folder."""
     return replace(options, folder=os.path.abspath(options.folder)).to_json()
-
-
-def launch_node(plan: Plan, options: RunOptions, nodes: Nodes) -> Launched:
-    """Trains a plan in processes of several machines, and waits for the end of those on this one.
-
-    Raises:
-        InputError: the nodes do not meet.
-    """
-    folder, ranks = RunFolder(options.folder), plan.ranks // nodes.count
-    if nodes.rank == 0:
-        clear_outcome(folder.path)
-    supervisor = Supervisor()
-    with spare_folder(), meet(nodes, folder.path, lambda: supervisor.signalled is not None) as meeting:
-        if meeting.is_separate:
-            write_plan(plan, folder.plan)
-            os.environ[SEPARATE] = "1"
-        with no_orphans(), supervisor.guarding(), shared_outcome(meeting, folder.path):
-            os.environ.update({**worker_environment(), **for_child()})
-            options = replace(options, resume=options.resume or (nodes.rank > 0 and meeting.has_begun))
-            code = torchrun(ranks, RANK, [_argument(options)], folder.path, restarts(plan), meeting)
-        if meeting.is_separate:
-            await_outcome(meeting, folder.path)
-        launched = _judged(folder, code, supervisor, keeps_run=not meeting.is_separate)
-        if nodes.rank > 0:
-            acknowledge(meeting)
-            if meeting.is_separate:
-                _clean(folder)
-            return replace(launched, line="")
-        if meeting.has_begun:
-            await_acknowledgements(meeting)
-    _clean(folder)
-    return replace(launched, signalled=supervisor.signalled is not None)
 
 
 def launch(plan: Plan, options: RunOptions) -> Launched:
@@ -107,24 +66,24 @@ def launch(plan: Plan, options: RunOptions) -> Launched:
         with no_orphans(), supervisor.guarding():
             if ranks > 1:
                 os.environ.update({**worker_environment(), **for_child()})
-                code = torchrun(ranks, RANK, [_argument(options)], folder.path, restarts(plan))
+                code = torchrun(ranks, RANK, [argument_of(options)], folder.path, restarts(plan))
             else:
                 code = run_child(
-                    [sys.executable, "-m", RANK, _argument(options)], {**worker_environment(), **for_child()}
+                    [sys.executable, "-m", RANK, argument_of(options)], {**worker_environment(), **for_child()}
                 )
-        launched = _judged(folder, code, supervisor)
-    _clean(folder)
+        launched = judged(folder, code, supervisor)
+    clean(folder)
     return replace(launched, signalled=supervisor.signalled is not None)
 
 
-def _clean(folder: RunFolder) -> None:
+def clean(folder: RunFolder) -> None:
     """Removes what a launch leaves that nobody reads."""
-    Checkpoints(folder.checkpoints).drop_unfinished()
+    drop_unfinished(folder.checkpoints)
     remove_temporary_stacks(folder)
     clear_outcome(folder.path)
 
 
-def _judged(folder: RunFolder, code: int, supervisor: Supervisor, *, keeps_run: bool = True) -> Launched:
+def judged(folder: RunFolder, code: int, supervisor: Supervisor, *, keeps_run: bool = True) -> Launched:
     """The exit code of a launch, by its outcome and by what is on disk.
 
     Args:

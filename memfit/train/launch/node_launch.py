@@ -20,7 +20,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from memfit.atomic_file import write_atomic
-from memfit.engine.node_rendezvous import NODE_SECONDS, Meeting, Nodes, serve
+from memfit.engine.node_rendezvous import NODE_SECONDS, Meeting, serve
+from memfit.engine.nodes import Nodes
 from memfit.errors import InputError
 from memfit.train.launch.outcome import clear_outcome, read_outcome
 from memfit.train.run_folder import RunFolder

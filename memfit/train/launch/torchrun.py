@@ -13,14 +13,17 @@ import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memfit.child_process import children, kill_children
 from memfit.engine.capabilities import WHOLE_STATE
-from memfit.engine.node_rendezvous import Meeting
 from memfit.errors import Exit, InputError, describe
 from memfit.plan import Plan
 from memfit.train.launch.outcome import read_outcome
 from memfit.train.launch.stop_signals import SIGNALS
+
+if TYPE_CHECKING:
+    from memfit.engine.node_rendezvous import Meeting
 
 MAX_RESTARTS = 3
 """torchrun's own default for an elastic run."""
