@@ -77,10 +77,7 @@ def test_lora_trains_its_own_matrices_alone(capfd: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name.startswith(("unet", "lora", "llama", "language")) else [])
-        for name in SMALL
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "gan.py:Waves")) for name in SMALL],
 )
 def test_trained_really(capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     unit, plan = UNITS[name], tmp_path / "plan.toml"

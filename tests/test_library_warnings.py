@@ -72,6 +72,7 @@ def test_a_library_warning_is_kept_out_and_the_jobs_own_is_shown(job):
     assert "a library's warning" not in answer.stderr
 
 
+@pytest.mark.slow
 def test_the_option_of_python_shows_a_library_warning(job):
     assert "a library's warning" in asked(job, "-W", "default").stderr
 

@@ -1,7 +1,7 @@
 """predict --device all, max, cards and compare answer with the bytes of predict at the same setting, for four jobs.
 
 python -m pytest tests/cli/test_equal_answers.py            small variants
-python -m pytest tests/cli/test_equal_answers.py -m slow    the jobs as they are
+python -m pytest tests/cli/test_equal_answers.py -m slow    the jobs as they are, and a small U-Net
 """
 
 import json
@@ -21,11 +21,12 @@ JOBS = {
     **{f"{name} as it is": ((job[0].replace("tiny", "base"),), "22GiB") for name, job in SMALL.items()},
 }
 """(job and settings, the memory of its cards) by name."""
+FAST = ("f5", "llama", "gan")
 CARDS = ("t4", "rtx4090", "h100")
 """Cards that run three kinds of kernels."""
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * ("as it is" in name)) for name in JOBS])
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in JOBS])
 def asked(request, capsys, monkeypatch):
     """(a function from a verb and its arguments to the exit code and the answer, the memory of the cards)."""
     monkeypatch.setenv("MEMFIT_KEEP_TRACES", "0")

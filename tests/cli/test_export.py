@@ -69,6 +69,7 @@ def test_torchrun_gives_each_rank_its_own_sizes(run, tmp_path):
     assert (rank_0["mine"], rank_1["mine"], rank_0["world"]) == ([5, 4], [5, 2], 2)
 
 
+@pytest.mark.slow
 def test_accelerate_starts_as_many_processes(run, tmp_path):
     for rank in started(run, plan(), "accelerate", tmp_path):
         assert (rank["processes"], rank["kind"], rank["precision"]) == (2, "MULTI_CPU", "no")

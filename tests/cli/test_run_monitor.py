@@ -8,11 +8,11 @@ import os
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from memfit.cli import run_monitor
 from memfit.cli.run import memory_words, summary_of
 from memfit.cli.run_monitor import _Attendant, keepers
+from memfit.show.console import make_console
 from memfit.show.scalars import TensorBoard
 from memfit.train.run_folder import RunFolder
 from tests.train.test_reduced_limits import PLAN
@@ -75,7 +75,7 @@ def test_what_processes_say_is_taken_though_the_terminal_is_gone(tmp_path):
     folder.write_window_range(0, 3)
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
-    attendant = _Attendant(folder, PLAN, [], (Console(file=Gone(), force_terminal=True), reader))
+    attendant = _Attendant(folder, PLAN, [], (make_console(file=Gone(), force_terminal=True), reader))
     for _ in range(40):
         os.write(writer, b"x" * 8000 + b"\n")
     with_lines(folder, 3)

@@ -157,7 +157,7 @@ def differing(result, expected):
 
 @pytest.mark.parametrize(
     "mesh",
-    [BOTH, "pp=2", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (HYBRID, SENT, SENT_BOTH, *STAGES))],
+    ["pp=2", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (BOTH, HYBRID, SENT, SENT_BOTH, *STAGES))],
 )
 def test_nets_that_no_rank_builds_whole_begin_with_the_values_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, FIRST)

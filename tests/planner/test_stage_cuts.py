@@ -194,7 +194,14 @@ def test_a_plans_memory_is_that_of_its_own_cut():
     assert [stage.process_bytes for stage in again.stages] == [s.process_bytes for s in answer.chosen.stages]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "interleaved_1f1b", "interleaved_zero_bubble"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "interleaved_1f1b",
+        pytest.param("gpipe", marks=pytest.mark.slow),
+        pytest.param("interleaved_zero_bubble", marks=pytest.mark.slow),
+    ],
+)
 def test_a_plans_memory_is_that_of_the_schedule_that_was_asked_for(schedule):
     """Within a budget that the cut has to respect, as every rank is traced."""
     request = PlanRequest(

@@ -217,7 +217,9 @@ Trainer(model, TrainingArguments("out", **given | ADDED), train_dataset=Words())
 """
 
 
-@pytest.mark.parametrize(("name", "most"), [("checkpoint transformer.h", 1.25), ("bf16 autocast", 2)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("checkpoint transformer.h", 1.25), pytest.param("bf16 autocast", 2, marks=pytest.mark.slow)]
+)
 def test_the_trainers_own_arguments_save_what_the_option_says(tmp_path: Path, name: str, most: float) -> None:
     """The words are evaluated as they are printed, given to the real Trainer, and the script is traced again. bf16
     saves more than is promised: of results that are no products' it is not known."""

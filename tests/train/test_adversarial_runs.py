@@ -17,7 +17,8 @@ from tests.train.test_ranks import ROOT, memfit
 JOB = f"{ROOT}/tests/train/adversarial_jobs.py:Adversarial"
 
 
-@pytest.mark.parametrize("judge_last", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["first", "last"])
+@pytest.mark.slow
+@pytest.mark.parametrize("judge_last", [False, True], ids=["first", "last"])
 def test_a_net_that_runs_without_a_backward_is_sharded_again(judge_last, tmp_path):
     alone = plan_for(Adversarial(judge_last=judge_last), JOB, [2], 8, 2)
     sharded = on_ranks(alone, "fsdp2", 2)

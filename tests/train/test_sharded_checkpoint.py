@@ -47,6 +47,7 @@ def test_three_sharded_ranks_to_one_device(three):
     same(loaded(Single(), state), expected)
 
 
+@pytest.mark.slow
 def test_three_sharded_ranks_to_two(three, tmp_path):
     state, expected = three
     same(ranks("fsdp2", 2, "load", state, tmp_path), expected)

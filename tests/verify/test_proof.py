@@ -26,7 +26,11 @@ def run(folder: Path, name: str, engine: str, world: int = 2):
 
 @pytest.mark.parametrize(
     ("name", "engine"),
-    [("Proven", "fsdp2"), ("WithoutState", "fsdp2"), pytest.param("Proven", "ddp", marks=pytest.mark.slow)],
+    [
+        ("Proven", "fsdp2"),
+        pytest.param("WithoutState", "fsdp2", marks=pytest.mark.slow),
+        pytest.param("Proven", "ddp", marks=pytest.mark.slow),
+    ],
 )
 def test_windows_of_ranks_are_proven_during_the_run(name, engine, tmp_path):
     done = run(tmp_path, name, engine)

@@ -78,7 +78,8 @@ def test_a_sound_job_is_the_same_on_three_ranks_to_rounding():
     assert three["bound"] == sum_bound(6)
 
 
-@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_a_net_that_steps_twice_in_a_window_is_the_same_to_rounding(engine):
     job = f"{ROOT}/tests/train/adversarial_jobs.py:Adversarial"
     code, verified = verify(job, "--world-sizes", "1,2", "--windows", "2", "--engine", engine)
@@ -133,7 +134,7 @@ def test_an_engine_that_is_not_there_or_cannot_carry_the_job_is_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "code", "exit_code"),
     [
-        ("NoiseOfTheRank", "rank_draws", 4),
+        pytest.param("NoiseOfTheRank", "rank_draws", 4, marks=pytest.mark.slow),
         ("Unsynchronised", "unsynchronised", 0),
         pytest.param("OwnGenerator", "rank_draws", 4, marks=pytest.mark.slow),
         pytest.param("Hidden", "unsynchronised", 4, marks=pytest.mark.slow),
