@@ -3,8 +3,8 @@
 Buffers of modules in training mode are copied from the start, and so is what modules give by ``get_extra_state``. Any
 other tensor, such as a momentum encoder's parameter, is copied from the first window in which it changed. A change to a
 tensor without a copy is detected by autograd's version counter and raises ``CannotRepeatError``. Not detected: writes
-through ``.data`` into the same memory, other values that are not tensors, and writes to parameters that DeepSpeed
-gathers and drops.
+through ``.data`` into the same memory, and writes to parameters that DeepSpeed gathers and drops. Given the job, what
+forwards leave in attributes is put back too (``attribute_snapshot``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memfit.job import Nets
+from memfit.apply.attribute_snapshot import AttributeSnapshot
+from memfit.job import Job, Nets
 from memfit.torch_compat.attributes import own_buffers, own_parameters, version_of
 
 
@@ -25,9 +26,13 @@ class CannotRepeatError(RuntimeError):
 
 
 class BufferSnapshot:
-    """The state of nets that forwards change. ``keep`` copies it, and ``restore`` puts it back, any number of times."""
+    """The state of nets that forwards change. ``keep`` copies it, and ``restore`` puts it back, any number of times.
 
-    def __init__(self, nets: Nets) -> None:
+    Args:
+        job: whose attributes, and those of the nets' modules, are kept too; None: no attributes.
+    """
+
+    def __init__(self, nets: Nets, job: Job | None = None) -> None:
         self._modules = [module for net in nets.values() for module in net.modules()]
         self._names = {
             id(module): f"{name}.{path}".rstrip(".")
@@ -53,6 +58,7 @@ class BufferSnapshot:
         self._parameters = list({id(p): p for net in nets.values() for p in net.parameters()}.values())
         self._holders = [holder for module in self._modules for holder in (own_buffers(module), own_parameters(module))]
         self._places: list[_Place] = []
+        self._attributes = None if job is None else AttributeSnapshot(self._modules, job)
 
     def keep(self) -> None:
         """Remembers the present state. A tensor that never changes costs nothing; every other tensor is copied once."""
@@ -75,6 +81,8 @@ class BufferSnapshot:
             elif is_buffer:
                 self._kept[key] = (None, None)
         self._marks = _marks(held, plain=self._is_plain)
+        if self._attributes is not None:
+            self._attributes.keep()
         self._extra = [copy.deepcopy(module.get_extra_state()) for module in self._with_extra]
         self._modes = modes
         self._learns = [parameter.requires_grad for parameter in self._parameters]
@@ -126,6 +134,8 @@ class BufferSnapshot:
                         holder[name] = old
                     if old is not None and copied is not None:
                         old.data.copy_(copied)
+        if self._attributes is not None:
+            self._attributes.restore()
         for module, extra in zip(self._with_extra, self._extra, strict=True):
             module.set_extra_state(copy.deepcopy(extra))
         changed = self.changed() if checked else []

@@ -63,7 +63,7 @@ class TurnCache:
 
     def _again(self, at: Turn, micro: MicroBatch) -> Any:
         """Makes the batch and what earlier turns shared again; random state and buffers stay as they are now."""
-        now, moving = random_state(self._rig.device), BufferSnapshot(self._rig.nets)
+        now, moving = random_state(self._rig.device), BufferSnapshot(self._rig.nets, self._rig.job)
         moving.keep()
         set_random_state(self._begin[id(micro)], self._rig.device)
         batch = micro.fetch()

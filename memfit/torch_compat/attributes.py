@@ -117,6 +117,11 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
+def step_hooks(optimizer: Optimizer) -> list[Callable[..., Any]]:
+    """What somebody has registered to be called before or after an optimizer's step."""
+    return [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+
+
 def has_load_hooks(optimizer: Optimizer) -> bool:
     """Whether somebody has registered a hook before or after an optimizer loads its state."""
     return bool(optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks)
@@ -186,6 +191,7 @@ __all__ = [
     "own_parameters",
     "schema_of",
     "sequence_number_of",
+    "step_hooks",
     "storage_id",
     "storage_id_of",
     "transient_buffers_of",

@@ -15,8 +15,9 @@ from memfit.apply.train_state import build
 from memfit.apply.window import Guard, run_window
 from memfit.job import Job
 from memfit.torch_compat import current_dispatch_mode
-from memfit.train.recovery.exactly_once import ExactlyOnce, TornStepError, numbers_of, put_numbers_back
+from memfit.train.recovery.exactly_once import ExactlyOnce, TornStepError
 from memfit.train.recovery.recovery import Recovery
+from memfit.train.recovery.step_attributes import StepAttributes, state_values
 
 
 class FailsAt(TorchDispatchMode):
@@ -216,15 +217,137 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
-@pytest.mark.parametrize("before", [1, 5])
+@pytest.mark.parametrize("before", [0, 1, 5])
 def test_what_an_optimizer_counts_in_its_attributes_is_put_back_with_the_numbers_of_its_groups(before):
     weight = nn.Parameter(torch.ones(3))
     optimizer = Counting([weight], lr=0.1)
     for _ in range(before):
         optimizer.step()
-    numbers = numbers_of(optimizer)
+    attributes = StepAttributes(optimizer, state_values(optimizer))
     optimizer.step()
     optimizer.param_groups[0]["lr"] = 0.2
-    put_numbers_back(numbers)
+    assert attributes.put_back()
     assert optimizer.steps == before
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+class Looking(torch.optim.SGD):
+    """Slow weights in a list, a tensor and a count that the first step puts into a group, a history."""
+
+    def __init__(self, learned):
+        super().__init__(learned, lr=0.1, momentum=0.9)
+        self.slow, self.history = [p.detach().clone() for p in learned], []
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        group = self.param_groups[0]
+        group["count"] = group.get("count", 0) + 1
+        if "size" not in group:
+            group["size"] = torch.zeros(())
+        size = sum(p.grad.norm() for p in group["params"])
+        group["size"].mul_(0.5).add_(size)
+        self.history.append(size)
+        super().step()
+        for slow, p in zip(self.slow, group["params"], strict=True):
+            slow.add_(p - slow, alpha=0.5 / group["count"])
+            p.copy_(slow * (1 + 0.01 * group["size"] + 0.01 * len(self.history)))
+
+
+KEPT = {}
+"""What hooks change, by the ids of their optimizers."""
+
+
+class Shadow:
+    """An average of weights in an object, as diffusers' ``EMAModel`` keeps it."""
+
+    def __init__(self, learned):
+        self.learned, self.tensors, self.steps = learned, [p.detach().clone() for p in learned], 0
+
+    def update(self, *_):
+        self.steps += 1
+        for mine, theirs in zip(self.tensors, self.learned, strict=True):
+            mine.data.mul_(0.5).add_(theirs.data, alpha=0.5 / self.steps)
+
+
+def with_shadow(learned):
+    optimizer = torch.optim.AdamW(learned, lr=0.1)
+    shadow = Shadow(learned)
+    optimizer.register_step_post_hook(shadow.update)
+    KEPT[id(optimizer)] = shadow.tensors
+    return optimizer
+
+
+def with_closure(learned):
+    """An average in a dict, a net and a count that a function closes over."""
+    average, calls = {i: p.detach().clone() for i, p in enumerate(learned)}, 0
+    net = nn.BatchNorm1d(3)
+
+    def update(*_):
+        nonlocal calls
+        calls += 1
+        net.num_batches_tracked.add_(1)
+        with torch.no_grad():
+            for i, p in enumerate(learned):
+                average[i].lerp_(p, 0.5 / calls)
+                net.running_mean.add_(p.mean())
+
+    optimizer = torch.optim.NAdam(learned, lr=0.1)
+    optimizer.register_step_post_hook(update)
+    KEPT[id(optimizer)] = [*average.values(), net.running_mean, net.num_batches_tracked]
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "kept"),
+    [
+        (Looking, lambda optimizer: [*optimizer.slow, optimizer.param_groups[0]["size"], *optimizer.history]),
+        (with_shadow, lambda optimizer: KEPT[id(optimizer)]),
+        (with_closure, lambda optimizer: KEPT[id(optimizer)]),
+    ],
+    ids=["attributes", "a method's object", "closure"],
+)
+@pytest.mark.parametrize("fail_in", [0, 2])
+def test_what_a_step_changes_outside_of_the_state_is_changed_once(make, kept, fail_in):
+    made = []
+
+    def making(learned):
+        made.append(make(learned))
+        return made[-1]
+
+    wanted, _ = stepped(making, 4)
+    at, failed = 0, True
+    while failed:
+        at += 1
+        answer, failed = stepped(making, 4, ExactlyOnce(lambda error: None), at, fail_in)
+        given = [*answer, *kept(made[-1])]
+        expected = [*wanted, *kept(made[0])]
+        assert len(given) == len(expected)
+        assert all(map(torch.equal, given, expected)), f"operator {at}"
+    assert at > 10
+
+
+class Replacing(torch.optim.SGD):
+    """Puts a new tensor into its state in each step."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["mean"] = self.state[p].get("mean", torch.zeros_like(p)) * 0.9 + p.grad
+            p.add_(self.state[p]["mean"], alpha=-0.1)
+
+
+def test_a_step_that_has_replaced_a_tensor_of_its_state_is_given_up():
+    wanted, _ = stepped(lambda learned: Replacing(learned, lr=0.1), 3)
+    given_up = at = 0
+    failed = True
+    while failed:
+        at += 1
+        try:
+            answer, failed = stepped(
+                lambda learned: Replacing(learned, lr=0.1), 3, ExactlyOnce(lambda error: None), at, 2
+            )
+        except TornStepError:
+            given_up += 1
+            continue
+        assert all(map(torch.equal, answer, wanted)), f"operator {at}"
+    assert 0 < given_up < at

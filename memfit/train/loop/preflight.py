@@ -32,9 +32,9 @@ from memfit.torch_compat.attributes import schema_of, storage_id_of
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
-from memfit.train.recovery.exactly_once import numbers_of, put_numbers_back
 from memfit.train.recovery.failure import give_back
 from memfit.train.recovery.recovery import Recovery
+from memfit.train.recovery.step_attributes import StepAttributes, state_values
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def preflight_training(
         SampleTooLargeError: one of its samples does not fit alone.
         CannotRepeatError: its forward changes tensors other than buffers, which cannot be undone. Every rank raises it.
     """
-    moving, random = BufferSnapshot(train_state.nets), random_state(train_state.device)
+    moving, random = BufferSnapshot(train_state.nets, train_state.job), random_state(train_state.device)
     moving.keep()
     scaler = dict(train_state.scaler.state_dict()) if train_state.scaler is not None else {}
     stale = {p: p.grad for net in train_state.nets.values() for p in net.parameters()}
@@ -94,11 +94,12 @@ def preflight_training(
 def _tried(engine: Engine, act: Callable[[], None], optimizer: Optimizer) -> set[Any]:
     """Runs a step without its effect, but for the state that it makes; gives the keys of that state."""
     parameters = engine.stepped(optimizer)
-    had, numbers = set(optimizer.state), numbers_of(optimizer)
+    had, attributes = set(optimizer.state), StepAttributes(optimizer, state_values(optimizer))
+    others = [*attributes.group_tensors, *attributes.further]
     kept = {p: dict(optimizer.state[p]) for p in had}
     made: set[Any] = set()
     try:
-        with _LeavesAlone([*parameters, *tensors_in(list(optimizer.state.values()))]):
+        with _LeavesAlone([*parameters, *tensors_in(list(optimizer.state.values())), *others]):
             act()
         made = set(optimizer.state) - had
         return made
@@ -108,7 +109,7 @@ def _tried(engine: Engine, act: Callable[[], None], optimizer: Optimizer) -> set
         for parameter, state in kept.items():
             optimizer.state[parameter].clear()
             optimizer.state[parameter].update(state)
-        put_numbers_back(numbers)
+        attributes.put_back()
 
 
 def try_saving(saver: Saver | ShardedSaver, train_state: TrainState, window: int) -> None:

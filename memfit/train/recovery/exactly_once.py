@@ -31,6 +31,7 @@ from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import TorchDispatchMode, current_dispatch_mode
 from memfit.torch_compat.attributes import schema_of, storage_id_of, version_of
 from memfit.train.launch.memory_limit import is_memory_failure
+from memfit.train.recovery.step_attributes import StepAttributes, state_values
 
 ATTEMPTS = 3
 _NO_MODE = nullcontext()
@@ -55,17 +56,21 @@ class ExactlyOnce:
             TornStepError: it stopped in the middle, and what is left cannot be done alone.
         """
         if optimizer is None:
-            self._written_once(act, further, [], counted=True)
+            self._written_once(act, further, None, counted=True)
             return
-        values = _state_values(optimizer)
+        values = state_values(optimizer)
         learning, written = _changed_by(optimizer, values)
         new = () if self._stepped.issuperset(map(id, learning)) else set(map(id, learning)) - self._stepped
         if new and any(id(p) in new and not _has_state(optimizer, p) for p in learning):
             self._first_step(act, optimizer, learning)
         else:
-            counted = id(optimizer) in self._unseen or current_dispatch_mode() is not None
+            attributes = StepAttributes(optimizer, values)
+            written = _with_others(written, attributes)
+            # averages are written through ``.data`` as often as not, which the counter does not see
+            unseen = id(optimizer) in self._unseen or bool(attributes.further)
+            counted = unseen or current_dispatch_mode() is not None
             fused = not counted and _is_fused(optimizer)
-            self._written_once(act, written, numbers_of(optimizer, values), counted=counted, fused=fused)
+            self._written_once(act, written, attributes, counted=counted, fused=fused)
         self._stepped.update(new)
 
     def _first_step(self, act: Callable[[], None], optimizer: Optimizer, learning: list[nn.Parameter]) -> None:
@@ -92,8 +97,10 @@ class ExactlyOnce:
 
     def _first(self, act: Callable[[], None], optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
         """A first step of these parameters, undone and done again where it fails."""
-        changed = [*parameters, *(p.grad for p in parameters if p.grad is not None)]
-        copies, numbers = self._copies(changed), numbers_of(optimizer)
+        attributes = StepAttributes(optimizer, state_values(optimizer))
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        changed = _with_others([*parameters, *gradients], attributes)
+        copies, had = self._copies(changed), set(optimizer.state)
         states = {p: dict(optimizer.state[p]) for p in parameters if p in optimizer.state}
         versions = [version_of(tensor) for tensor in changed]
         for attempt in range(ATTEMPTS):
@@ -105,11 +112,10 @@ class ExactlyOnce:
             with torch.no_grad():
                 for tensor, copy in zip(changed, copies or (), strict=False):
                     tensor.copy_(copy)
-            for parameter in parameters:
-                optimizer.state.pop(parameter, None)
-                if parameter in states:
-                    optimizer.state[parameter] = states[parameter]
-            put_numbers_back(numbers)
+            for key in {*parameters, *optimizer.state} - had:
+                optimizer.state.pop(key, None)
+            optimizer.state.update({parameter: dict(state) for parameter, state in states.items()})
+            attributes.put_back()
             if attempt == 0 and copies is None:
                 copies = self._copies(changed)
         raise TornStepError(failure)
@@ -140,7 +146,7 @@ class ExactlyOnce:
         self,
         act: Callable[[], None],
         written: Sequence[Tensor],
-        numbers: list[tuple[dict[Any, Any], dict[Any, Any]]],
+        attributes: StepAttributes | None,
         *,
         counted: bool,
         fused: bool = False,
@@ -163,7 +169,8 @@ class ExactlyOnce:
         if any(done.values()) and not alike:
             raise TornStepError(failure)
         for _ in range(ATTEMPTS):
-            put_numbers_back(numbers)
+            if attributes is not None and not attributes.put_back():
+                raise TornStepError(failure)
             with _WithoutTheDone(done):
                 failure = self._failure_of(act)
             if failure is None:
@@ -313,12 +320,10 @@ def _changed_by(optimizer: Optimizer, values: Sequence[Any]) -> tuple[list[nn.Pa
     return learning, changed
 
 
-def _state_values(optimizer: Optimizer) -> list[Any]:
-    """All that an optimizer keeps of its parameters."""
-    states = optimizer.state.values()
-    if _DICTS.issuperset(map(type, states)):
-        return [value for state in states for value in state.values()]
-    return [value for state in states for value in (state.values() if type(state) is dict else (state,))]
+def _with_others(written: list[Tensor], attributes: StepAttributes) -> list[Tensor]:
+    """These tensors and those of the optimizer's groups, attributes and hooks, each once."""
+    others = [*attributes.group_tensors, *attributes.further]
+    return list({id(tensor): tensor for tensor in (*written, *others)}.values()) if others else written
 
 
 def _has_state(optimizer: Optimizer, parameter: Tensor) -> bool:
@@ -326,30 +331,7 @@ def _has_state(optimizer: Optimizer, parameter: Tensor) -> bool:
 
 
 _NUMBERS = frozenset((int, float, bool))
-_TENSORS, _DICTS = frozenset((Tensor,)), frozenset((dict,))
-
-
-def numbers_of(
-    optimizer: Optimizer, values: Sequence[Any] | None = None
-) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
-    """Dicts of the optimizer, its own attributes among them, with the numbers that they hold.
-
-    Args:
-        values: all that it keeps of its parameters, where the caller has them.
-    """
-    dicts: list[dict[Any, Any]] = [*optimizer.param_groups, vars(optimizer)]
-    if not _TENSORS.issuperset(map(type, _state_values(optimizer) if values is None else values)):
-        dicts += [state for state in optimizer.state.values() if isinstance(state, dict)]
-    return [
-        (table, {k: v for k, v in table.items() if type(v) in _NUMBERS})
-        for table in dicts
-        if not _NUMBERS.isdisjoint(map(type, table.values()))
-    ]
-
-
-def put_numbers_back(numbers: list[tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
-    for table, values in numbers:
-        table.update(values)
+_TENSORS = frozenset((Tensor,))
 
 
 def _is_fused(optimizer: Optimizer) -> bool:

@@ -105,7 +105,7 @@ class Recovery:
         self._check, self._has_grown, self._held_before = check, has_grown, held_before
         self._once_alone = frozenset(limits.alone)
         self._in_step = train_state.engine.syncs_in_backward and train_state.engine.world > 1
-        self._buffers = BufferSnapshot(train_state.nets)
+        self._buffers = BufferSnapshot(train_state.nets, train_state.job)
         self._several = len(train_state.job.turns(list(train_state.optimizers))) > 1
         modules = [module for net in train_state.nets.values() for module in net.modules()]
         least = 2 if any(isinstance(module, BatchNormBase) for module in modules) else 1

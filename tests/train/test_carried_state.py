@@ -1,0 +1,95 @@
+"""What forwards carry from batch to batch in attributes is put back after the trial and after a failure of memory.
+
+python -m pytest tests/train/test_carried_state.py
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from memfit.apply.attribute_snapshot import MOST_BYTES, AttributeSnapshot
+from memfit.errors import Exit
+from memfit.job import Loss
+from testing.faulty_jobs import Plain, Spoiled, run, same
+
+
+class Carrying(nn.Module):
+    """A recurrent cell whose hidden state goes on from batch to batch, and a count."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.spoiled, self.head = nn.GRUCell(6, 8), Spoiled(), nn.Linear(8, 1)
+        self.hidden, self.seen = None, 0
+
+    def forward(self, x):
+        hidden = torch.zeros(1, 8) if self.hidden is None else self.hidden
+        out = self.cell(x, hidden.expand(len(x), -1).contiguous())
+        if self.training:
+            self.hidden, self.seen = out.mean(0, keepdim=True).detach(), self.seen + 1
+        return self.head(self.spoiled(out)) / (1 + self.seen)
+
+
+class Carried(Plain):
+    """The job keeps a centre, a list of the last ones, and a generator of its own."""
+
+    def nets(self):
+        torch.manual_seed(0)
+        self.generator = torch.Generator().manual_seed(7)
+        self.centre, self.last = torch.zeros(1), []
+        return {"net": Carrying()}
+
+    def loss(self, nets, batch):
+        noise = torch.randn(batch[0].shape, generator=self.generator)
+        made = nets["net"](batch[0] + 0.1 * noise).squeeze(-1)
+        error = (made - self.centre - sum(self.last) - batch[1]).square()
+        self.centre.lerp_(made.detach().mean(), 0.1)
+        self.last = [*self.last[-2:], float(self.centre)]
+        return Loss(error.sum(), len(error))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("undisturbed"), Carried(), 3)
+
+
+@pytest.mark.parametrize("point", [("forward", 0), ("forward", 4), ("backward", 7)], ids=str)
+def test_a_window_done_again_begins_with_what_the_one_before_it_left(point, undisturbed, tmp_path):
+    code, learnt, *_, points = run(tmp_path, Carried(), 3, {point: 1})
+    assert (code, points.failed) == (Exit.DONE, 1)
+    assert same(learnt, undisturbed[1])
+
+
+def test_the_trial_leaves_nothing_in_attributes(undisturbed, tmp_path):
+    _, learnt, *_ = run(tmp_path, Carried(), 3, proves=True)
+    assert same(learnt, undisturbed[1])
+
+
+class Holder:
+    """Stands for a job."""
+
+
+def test_containers_are_put_back_in_place_and_what_is_too_large_is_left():
+    job = Holder()
+    job.numbers, job.table, job.kinds = [1, 2], {"a": torch.ones(2), "b": {"c": 1}}, {1}
+    job.large = torch.zeros(MOST_BYTES + 1, dtype=torch.uint8)
+    job.graph = torch.ones(1, requires_grad=True) * 2
+    numbers, table, large, graph = job.numbers, job.table, job.large, job.graph
+    snapshot = AttributeSnapshot([], job)
+    snapshot.keep()
+    for _ in range(2):
+        job.numbers.append(3)
+        job.table["a"].add_(1)
+        job.table["b"]["d"] = 2
+        job.table["a"] = torch.zeros(2)
+        job.kinds.clear()
+        job.new, job.large, job.graph = 1, None, graph * 2
+        snapshot.restore()
+        assert job.numbers is numbers
+        assert numbers == [1, 2]
+        assert table["a"].tolist() == [1, 1]
+        assert table["b"] == {"c": 1}
+        assert job.kinds == {1}
+        assert not hasattr(job, "new")
+        assert job.large is None
+        assert float(job.graph.detach()) == 4
+    del large
