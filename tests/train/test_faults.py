@@ -12,10 +12,14 @@ import torch
 from torch import nn
 
 from memfit.apply import state_streaming
+from memfit.apply.losses import MicroBatch
+from memfit.apply.train_state import build
+from memfit.engine.single import Single
 from memfit.errors import Exit
 from memfit.plan import PhasePolicy
 from memfit.train.checkpoint.checkpoints import Checkpoints
-from memfit.train.recovery.recovery import SampleTooLargeError
+from memfit.train.recovery.recovery import Recovery, SampleTooLargeError
+from memfit.train.recovery.reduced_limits import StartAgainError
 from testing.faulty_jobs import ASKED, JOBS, Noisy, Plain, Spoiled, run, run_out_of_memory, same
 
 
@@ -187,6 +191,67 @@ def test_memory_that_runs_out_while_units_are_counted_is_recovered_as_in_a_forwa
         assert max(line["micro_batches"] for line in metrics) >= most
         assert most > 3 or same(learnt, wanted)
         assert all(torch.allclose(learnt[name], wanted[name], rtol=1e-5, atol=1e-6) for name in wanted)
+
+
+def counted_on_ranks(least, **how):
+    """(samples of the micro-batches of eight samples, tries), where batches of more than ``least`` do not fit."""
+    train_state = build(Counted(), "cpu", Single(world=2, **how))  # rank 0; rank 1 has the same to say
+    tries = []
+
+    def make(ids, keeps=True):
+        tries.append(len(ids))
+        if len(ids) > least:
+            run_out_of_memory()
+        return MicroBatch(fetch=lambda: None, padded_units=len(ids), ids=ids, units=len(ids))
+
+    recovery = Recovery(train_state, remake=make, cost=len, largest=8)
+    return [micro.ids for micro in recovery.micro_batches([tuple(range(8))], make)], tries
+
+
+def test_the_trial_makes_smaller_what_runs_out_of_memory_while_units_are_counted(tmp_path):
+    _, wanted, *_ = run(tmp_path / "undisturbed", Counted(), 3)
+    fails = {("collate", number): 1 for number in range(3)}
+    code, learnt, _, metrics, seen = run(tmp_path / "fails", Counted(), 3, fails, proves=True)
+    assert (code, seen.failed) == (Exit.DONE, 3)
+    assert max(line["micro_batches"] for line in metrics) > 3
+    assert all(torch.allclose(learnt[name], wanted[name], rtol=1e-5, atol=1e-6) for name in wanted)
+
+
+def test_a_rank_of_several_makes_smaller_what_runs_out_of_memory_while_units_are_counted():
+    made, tries = counted_on_ranks(3, syncs_in_backward=False)
+    assert [i for ids in made for i in ids] == list(range(8))
+    assert max(map(len, made)) <= 3
+    assert tries[:3] == [8, 8, 8]
+    with pytest.raises(SampleTooLargeError, match="rank 0: sample 0, "):
+        counted_on_ranks(0, syncs_in_backward=False)
+
+
+def test_ranks_that_wait_for_each_other_start_again_where_units_cannot_be_counted():
+    with pytest.raises(StartAgainError, match="out of memory in fetch") as raised:
+        counted_on_ranks(3, syncs_in_backward=True)
+    assert raised.value.limits.most == 4
+
+
+class Saving(Plain):
+    """What it saves beside takes memory."""
+
+    def saved(self, nets, optimizers):
+        Spoiled.points("saved")
+        return {**super().saved(nets, optimizers), "beside": torch.ones(2)}
+
+
+def test_a_save_is_tried_again_where_what_the_job_saves_runs_out_of_memory(tmp_path):
+    said = []
+    _, _, _, _, points = run(tmp_path / "undisturbed", Saving(), 3)
+    last = points.reached["saved"] - 1
+    code, *_, seen = run(tmp_path / "once", Saving(), 3, {("saved", last): 1}, saves=said.append)
+    assert (code, seen.failed, said) == (Exit.DONE, 1, [])
+    code, *_, seen = run(
+        tmp_path / "twice", Saving(), 3, dict.fromkeys([("saved", last), ("saved", last + 1)], 1), saves=said.append
+    )
+    assert (code, seen.failed) == (Exit.STOPPED, 2)
+    assert len(said) == 1
+    assert "no memory for it" in said[0]
 
 
 def test_a_sample_whose_batch_never_fits_is_named_or_left_out(tmp_path):

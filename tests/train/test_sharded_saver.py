@@ -11,11 +11,12 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 import memfit
 from memfit.apply.train_state import build
 from memfit.engine.single import Single
+from memfit.train.checkpoint import sharded_saver
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.optimizer_state import keeps_state
 from memfit.train.checkpoint.parts_index import INDEX
 from memfit.train.checkpoint.parts_storage import _name
-from memfit.train.checkpoint.sharded_checkpoint import load_sharded
+from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
 from tests.train.test_checkpoints import PLAN
 
@@ -102,3 +103,22 @@ def test_a_chunk_is_named_by_where_it_begins_in_its_tensor():
     assert _name(MetadataIndex("net.weight", (16, 0))) == "net.weight@16,0"
     assert _name(MetadataIndex("net.weight", (0, 0))) == "net.weight"
     assert _name(MetadataIndex("net.weight")) == "net.weight"
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_parts_are_written_in_a_second_try_where_memory_ran_out_in_the_first(tmp_path, failures, monkeypatch):
+    train_state = stepped(build(TwoNets(), torch.device("cpu"), Single()), "a", "b")
+    said, left = [], [failures]
+
+    def save(*arguments):
+        left[0] -= 1
+        if left[0] >= 0:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        save_sharded(*arguments)
+
+    monkeypatch.setattr(sharded_saver, "save_sharded", save)
+    saver = ShardedSaver(checkpoints=Checkpoints(tmp_path), plan=PLAN, say=said.append)
+    saver.save(train_state, 1)
+    assert saver.finish() is (saver.written == 1) is (failures == 1)
+    assert len(said) == failures - 1
+    assert all("no memory for it" in line and line.endswith("with a larger --memory") for line in said)

@@ -83,7 +83,14 @@ class Saver:
         begin = time.perf_counter()
         self._join()
         try:
-            self._save(train_state, next_window)
+            try:
+                self._save(train_state, next_window)
+            except (MemoryError, RuntimeError) as error:  # of what the job saves, or of the copy
+                if not memory_limit.is_memory_failure(error):
+                    raise
+                clear_frames(error)
+                give_back(train_state.device)
+                self._save(train_state, next_window)
         except (MemoryError, RuntimeError) as error:
             self._memory_failed(next_window, error)
         self._last, self.held = time.monotonic(), time.perf_counter() - begin

@@ -9,13 +9,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from memfit.apply.train_state import TrainState
-from memfit.engine.collectives import gather, is_memory_failure, reported
+from memfit.engine.collectives import gather, is_memory_failure
 from memfit.errors import InputError, describe
 from memfit.job import Job
 from memfit.plan import Plan
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.optimizer_state import has_optimizer_state
 from memfit.train.checkpoint.sharded_checkpoint import save_sharded
+from memfit.train.recovery.failure import clear_frames, give_back
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """Why a rank has not written its part."""
+
+    words: str
+    memory: bool = False
 
 
 @dataclass(kw_only=True)
@@ -56,7 +65,22 @@ class ShardedSaver:
         """
         if not has_optimizer_state(train_state):
             return
-        begin, engine = time.perf_counter(), train_state.engine
+        begin = time.perf_counter()
+        fault = self._try(train_state, next_window)
+        if fault is not None and fault.memory:
+            give_back(train_state.device)
+            fault = self._try(train_state, next_window)
+        self.failed = fault is not None
+        if fault is None:
+            self.written = next_window
+        else:
+            write = "plan again with a larger --memory" if fault.memory else f"give {self.checkpoints.path} more room"
+            self.say(f"checkpoint of window {next_window} not written: {fault.words}; {write}")
+        self._last, self.held = time.monotonic(), time.perf_counter() - begin
+
+    def _try(self, train_state: TrainState, next_window: int) -> _Fault | None:
+        """Writes the state once; gives the fault of the first rank that has one."""
+        engine = train_state.engine
         unfinished = self.checkpoints.unfinished(next_window)
         clears = engine.rank == 0 or engine.rank in self.clears
         if clears:
@@ -65,24 +89,21 @@ class ShardedSaver:
         fault = None
         try:
             save_sharded(train_state, unfinished / "parts")
-            fault = self.collect(unfinished / "parts")
+            uncollected = self.collect(unfinished / "parts")
+            fault = None if uncollected is None else _Fault(uncollected)
             if engine.rank == 0 and fault is None:
                 self.checkpoints.write_parts(next_window, self.plan, self.lines)
         except OSError as error:
-            fault = error.strerror or describe(error)
+            fault = _Fault(error.strerror or describe(error))
         except (MemoryError, RuntimeError) as error:
             if not is_memory_failure(error):
                 raise
-            fault = f"no memory for it: {describe(error)}"
-        fault = reported(engine, fault)
+            fault = _Fault(f"no memory for it: {describe(error)}", memory=True)
+            clear_frames(error)
+        first = next((report for report in gather(engine, fault) if report is not None), None)
         if clears and engine.rank > 0:
             shutil.rmtree(unfinished, ignore_errors=True)
-        self.failed = fault is not None
-        if fault is None:
-            self.written = next_window
-        else:
-            self.say(f"checkpoint of window {next_window} not written: {fault}; give {self.checkpoints.path} more room")
-        self._last, self.held = time.monotonic(), time.perf_counter() - begin
+        return first
 
     def finish(self) -> bool:
         """Whether the last checkpoint that was asked for is whole on disk."""

@@ -275,7 +275,8 @@ class TrainingLoop:
         ids = largest(windows, lambda ids: padded_units(context, ids))
         most = max(map(len, windows))
         count = most if self._engine.stages > 1 else min(most, 2)
-        parts = [make_micro_batch(self._state, context, context.first, ids) for _ in range(count)]
+        make = partial(make_micro_batch, self._state, context, context.first)
+        parts = self._recovery.micro_batches([ids] * count, lambda ids, keeps: make(ids, keeps=keeps))
         sizes = {name: phase.get("process_bytes", 0) for name, phase in context.plan.phases.items()}
         try:
             with ForkedCopyGuard(), preflight_training(self._state, parts, self._recovery, self._mark):

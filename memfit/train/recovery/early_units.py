@@ -24,6 +24,7 @@ def make_with_retries(
     make: Make,
     failed: Callable[[Exception, int, Ids], Failure],
     smaller: Callable[[Sequence[Ids], Failure], Sequence[Ids]],
+    kept_tries: int = KEPT_TRIES,
 ) -> list[MicroBatch]:
     """The micro-batches of a window.
 
@@ -31,13 +32,14 @@ def make_with_retries(
         parts: the samples of each.
         failed: takes note of a memory failure in the micro-batch with this number and these samples.
         smaller: the parts with the failed one cut; raises where it cannot be.
+        kept_tries: failures after which the batches are not kept, and the parts become smaller.
     """
     tries = 0
     while True:
         made: list[MicroBatch] = []
         try:
             for ids in parts:
-                made.append(make(ids, tries < KEPT_TRIES))
+                made.append(make(ids, tries < kept_tries))
             return made
         except Exception as error:
             if not memory_limit.is_memory_failure(error):
@@ -46,5 +48,5 @@ def make_with_retries(
             made.clear()
             failure = failed(error, number, parts[number])
         tries += 1
-        if tries > KEPT_TRIES:
+        if tries > kept_tries:
             parts = smaller(parts, failure)

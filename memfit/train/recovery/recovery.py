@@ -17,9 +17,7 @@ that failed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -31,12 +29,11 @@ from memfit.apply.train_state import TrainState
 from memfit.apply.window import Attempt, Guard, TurnGradients
 from memfit.engine.collectives import RanksOutOfMemoryError, gather, reported
 from memfit.errors import describe, message_of
-from memfit.nested_tensors import tensors_in
-from memfit.torch_compat import FakeTensorMode
+from memfit.job import Job
 from memfit.torch_compat.batch_norm import BatchNormBase
 from memfit.torch_compat.grad_scaler import forget_optimizers, has_infinity
 from memfit.train.launch import memory_limit
-from memfit.train.recovery.early_units import Make, make_with_retries
+from memfit.train.recovery.early_units import KEPT_TRIES, Make, make_with_retries
 from memfit.train.recovery.exactly_once import ExactlyOnce, TornStepError
 from memfit.train.recovery.failure import (
     Failure,
@@ -51,6 +48,7 @@ from memfit.train.recovery.failure import (
 from memfit.train.recovery.memory_growth import GrownMemoryError
 from memfit.train.recovery.part_sizes import PartSizes
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
+from memfit.train.recovery.samples_in_words import samples_in_words
 
 
 class SampleTooLargeError(RuntimeError):
@@ -128,9 +126,19 @@ class Recovery:
     def micro_batches(self, planned: Sequence[Ids], make: Make) -> list[MicroBatch]:
         """A window's micro-batches, cut to the size that fits now."""
         parts = self.parts(planned)
-        if self._state.engine.world > 1:
+        if type(self._state.job).units is Job.units:  # nothing is collated before its forward
             return [make(ids, True) for ids in parts]
-        return make_with_retries(parts, make, self._failed_early, self._smaller_parts)
+        given_up, made = None, []
+        try:
+            tries = 0 if self._in_step else KEPT_TRIES
+            made = make_with_retries(parts, make, self._failed_early, self._smaller_parts, tries)
+        except GIVES_UP as error:
+            if self._state.engine.world == 1 or self._in_step:
+                raise
+            given_up = error
+        if self._state.engine.world > 1 and not self._in_step:
+            self._give_up_together(given_up)
+        return made
 
     def _failed_early(self, error: Exception, number: int, ids: Ids) -> Failure:
         self._part, self.retries = "fetch", self.retries + 1
@@ -142,7 +150,13 @@ class Recovery:
         return failure
 
     def _smaller_parts(self, parts: Sequence[Ids], failure: Failure) -> list[Ids]:
-        """As ``_smaller``, of samples that are in no micro-batch yet."""
+        """As ``_smaller``, of samples that are in no micro-batch yet.
+
+        Raises:
+            StartAgainError: ranks synchronise in the backward, and have as many micro-batches each.
+        """
+        if self._in_step:
+            raise self._start_again(failure, failure.ids)
         most = self.sizes.half(failure.ids)
         if most is None:
             self._without([], failure, failure.ids)
@@ -204,10 +218,7 @@ class Recovery:
                 clear_frames(error)
                 self._on_failure(failure)
             if self._in_step:
-                raise StartAgainError(
-                    f"out of memory in {failure.part} ({describe_request(failure)})",
-                    self._reduced_limits(parts, failure),
-                )
+                raise self._start_again(failure, self._failed_part(parts, failure)[1])
             self.retries += 1
             self.sizes.failed()
             self._restore()
@@ -243,7 +254,7 @@ class Recovery:
             failure = self._failure(error, [])
             clear_frames(error)
             self._on_failure(failure)
-            said = f"out of memory in {failure.part} ({describe_request(failure)})"
+            said = f"out of memory in {failure.part} ({describe_request(failure, self._held_before)})"
             if self._state.engine.world == 1:
                 raise TornStepError(said) from error
             raise StartAgainError(said, ReducedLimits(most=self.sizes.halved())) from error
@@ -252,16 +263,21 @@ class Recovery:
         """As ``_smaller`` on the ranks whose memory ran out. Where one of them gives up, all of them do."""
         if self._state.engine.world == 1:
             return self._smaller(parts, failure)
-        given_up: tuple[int, str] | None = None
+        given_up = None
         if here:
             try:
                 parts = self._smaller(parts, failure)
             except GIVES_UP as error:
-                given_up = GIVES_UP.index(type(error)), f"rank {self._state.engine.rank}: {error}"
-        for report in gather(self._state.engine, given_up):
+                given_up = error
+        self._give_up_together(given_up)
+        return parts
+
+    def _give_up_together(self, error: Exception | None) -> None:
+        """Raises on all ranks what has made one of them give up; every rank calls it."""
+        own = None if error is None else (GIVES_UP.index(type(error)), f"rank {self._state.engine.rank}: {error}")
+        for report in gather(self._state.engine, own):
             if report is not None:
                 raise GIVES_UP[report[0]](report[1])
-        return parts
 
     def _smaller(self, parts: Sequence[MicroBatch], failure: Failure) -> list[MicroBatch]:
         """The failed micro-batch and those after it, cut; the ones before as they were."""
@@ -284,7 +300,12 @@ class Recovery:
         at = min(max(failure.micro_batch, 0), len(parts) - 1)
         return at, parts[at].ids if parts else ()
 
-    def _reduced_limits(self, parts: Sequence[MicroBatch], failure: Failure) -> ReducedLimits:
+    def _start_again(self, failure: Failure, failed: Ids) -> StartAgainError:
+        """What all ranks start again with, after memory ran out with these samples."""
+        said = f"out of memory in {failure.part} ({describe_request(failure, self._held_before)})"
+        return StartAgainError(said, self._reduced_limits(failure, failed))
+
+    def _reduced_limits(self, failure: Failure, failed: Ids) -> ReducedLimits:
         """What is to be smaller when ranks start again.
 
         Raises:
@@ -293,13 +314,12 @@ class Recovery:
         grown = self._has_grown(failure)
         if grown is not None:
             raise grown
-        _, failed = self._failed_part(parts, failure)
         most = self.sizes.half(failed)
         if most is not None:
             return ReducedLimits(most=self.sizes.at_most(most))
         if failed and not self._once_alone.issuperset(failed):
             return ReducedLimits(most=self.sizes.at_most(self._cost(failed)), alone=failed)
-        self._without(parts, failure, failed)
+        self._without([], failure, failed)
         return ReducedLimits(left_out=failed)
 
     def _without(self, parts: Sequence[MicroBatch], failure: Failure, failed: Ids) -> list[MicroBatch]:
@@ -311,33 +331,13 @@ class Recovery:
             raise NothingLeftError(f"memory ran out in {failure.part} without a sample: {failure.message}")
         if not self._skips:
             memory_limit.lift()
-            raise SampleTooLargeError(self._too_large(failure, failed))
+            request = describe_request(failure, self._held_before)
+            raise SampleTooLargeError(
+                f"{samples_in_words(self._state.job, failed, self._cost, self._remake)} not fit alone: "
+                f"memory ran out in {failure.part} ({request})"
+            )
         self.skipped += failed
         return [micro for micro in parts if micro.ids != failed]
-
-    def _too_large(self, failure: Failure, failed: Ids) -> str:
-        name = (
-            f"sample {failed[0]}"
-            if len(failed) == 1
-            else f"samples {', '.join(map(str, failed))} (BatchNorm needs two)"
-        )
-        units = "" if self._state.job.unit == "samples" else f" of {self._cost(failed)} {self._state.job.unit}"
-        verb = "does" if len(failed) == 1 else "do"
-        return (
-            f"{name}{units}, tensors {self._shapes(failed)}, {verb} not fit alone: "
-            f"memory ran out in {failure.part} ({describe_request(failure, self._held_before)})"
-        )
-
-    def _shapes(self, ids: Ids) -> str:
-        """Of a batch of these samples; where there is no memory for it either, of one without memory."""
-        modes: list[AbstractContextManager[Any]] = [nullcontext(), FakeTensorMode(allow_non_fake_inputs=True)]
-        for mode in modes:
-            try:
-                with mode:
-                    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(self._remake(ids).fetch()))
-            except Exception as error:  # a job's collate may do what a tensor without memory cannot
-                clear_frames(error)
-        return "of unknown shapes"
 
     def _failure(self, error: Exception, parts: Sequence[MicroBatch]) -> Failure:
         """The failure as the rank saw it on which memory ran out. Where all ranks raise, all of them call this."""
