@@ -34,10 +34,21 @@ def show_verified(verified: dict[str, Any], plan: Plan) -> None:
             world["engine"],
             *(f"{apart[part]:.1e}" for part in ("loss", "gradients", "parameters")),
             f"{world['bound']:.1e}",
-            f"[{'green' if world['ok'] else 'red'}]{of_bound:.0%}[/]",
+            f"[{'green' if world['ok'] else 'red'}]{_share(of_bound)}[/]",
         )
     console.print(table)
     console.print()
     for finding in verified["findings"]:
         mark = "[red]fault[/]" if finding["kind"] == "fault" else "[yellow]note[/]"
         console.print(f"{mark} {finding['code']}: {escape(finding['text'])}")
+
+
+def _share(of_bound: float) -> str:
+    """How much of its bound a difference takes: in percent, or from ten times on in times."""
+    return (
+        f"{of_bound:.0%}"
+        if of_bound < 10
+        else f"{of_bound:.0f} times"
+        if of_bound < 10_000
+        else f"{of_bound:.0e} times"
+    )

@@ -33,6 +33,7 @@ from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.engine.torchrun_env import TorchrunEnv, torchrun_env
 from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
+from memfit.job import Nets
 from memfit.mesh import MeshShape
 from memfit.plan import Plan, read_plan
 from memfit.torch_compat import tree_flatten
@@ -44,6 +45,7 @@ from memfit.train.run_folder import RunFolder
 from memfit.verify.additivity import split_findings
 from memfit.verify.bounds import sum_bound
 from memfit.verify.compare import compare, sum_of_parts
+from memfit.verify.optimizer_options import options_of, other_options
 from memfit.verify.perturbation import allow_for, perturbed_windows, product_parts
 from memfit.verify.recording_engine import RecordingEngine
 from memfit.verify.verify_plan import job_of, samples_of
@@ -71,7 +73,7 @@ def main(arguments: list[str]) -> int:
         engine = make_engine(plan.engine, torch.device("cpu"), plan.mesh_shape, **plan.engine_choices)
         result = verify_world(plan, engine, folder, alone)
         if engine.world == 1:
-            result["findings"] = [asdict(finding) for finding in split_findings(job_of(plan), plan.seed)]
+            result["findings"] += [asdict(finding) for finding in split_findings(job_of(plan), plan.seed)]
         if engine.rank == 0:
             write_atomic(folder / "result.json", json.dumps(result))
     except InputError as error:
@@ -134,6 +136,7 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, alone: list[dict[str,
     recording = RecordingEngine(engine)
     train_state, context = _built(plan, recording, engine.data_world, folder)
     compared, cut = [], plan.mesh.get("tp", 1) > 1
+    findings = other_options(gather_shares(engine, options_of(train_state.optimizers)))
     with recompute(train_state.nets, plan.checkpointing):
         for number, start in enumerate(_read_starts(folder)):
             _put_back(train_state, engine, start["begin"])
@@ -143,12 +146,14 @@ def verify_world(plan: Plan, engine: Engine, folder: Path, alone: list[dict[str,
             recording.note_averages(train_state.ema)
             losses = {name: float(value) for name, value in result.losses.items()}
             micro_losses = [sum_of_parts(parts) for parts in gather_parts(engine, recording.seen.micro_losses)]
-            everyone = list(zip(micro_losses, gather_shares(engine, _sums_by_net(recording)), strict=True))
+            sums = gather_shares(engine, _sums_by_net(recording, train_state.nets))
+            everyone = list(zip(micro_losses, sums, strict=True))
+            findings = findings or other_options(gather_shares(engine, options_of(train_state.optimizers)))
             seen = (recording.seen, losses)
             if engine.rank == 0:
                 shares = [len(share) for share in context.windows.window(number).ranks]
                 compared.append(compare(train_state.job, alone[number], seen, everyone, shares, cut=cut))
-    return {"windows": compared} if engine.rank == 0 else {}
+    return {"windows": compared, "findings": list(map(asdict, findings))} if engine.rank == 0 else {}
 
 
 def _write_starts(starts: list[dict[str, Any]], folder: Path) -> None:
@@ -239,9 +244,13 @@ def _put_back(train_state: TrainState, engine: Engine, state: dict[str, Any]) ->
     engine.put_state(train_state.nets, train_state.optimizers, state, train_state.stepped)
 
 
-def _sums_by_net(recording: RecordingEngine) -> dict[str, list[float]]:
-    """Sums of each net's weights after their step, which tell whether two ranks hold the same net."""
+def _sums_by_net(recording: RecordingEngine, nets: Nets) -> dict[str, list[float]]:
+    """Sums of each net's weights after their step, and of frozen ones that a rank holds whole, which a hook of the step
+    may have moved: they tell whether two ranks hold the same net."""
     sums: dict[str, list[float]] = {}
     for name, value in recording.seen.weights.items():
         sums.setdefault(name.split(".")[0], []).append(float(value.double().sum()))
+    for name, net in nets.items():
+        frozen = [p for p in net.parameters() if not p.requires_grad and type(p) is torch.nn.Parameter]
+        sums.setdefault(name, []).extend(float(parameter.double().sum()) for parameter in frozen)
     return sums

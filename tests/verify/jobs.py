@@ -1,5 +1,6 @@
 """Jobs with one planted fault each, for memfit verify: python -m memfit verify tests/verify/jobs.py:Name."""
 
+import copy
 import os
 from typing import ClassVar
 
@@ -143,6 +144,35 @@ class Hidden(Unsynchronised):
         with torch.no_grad():
             nets["judge"].weight += batch["x"].mean()
         return super().judge(nets, batch, shared)
+
+
+class RateOfTheRank(Sound):
+    """Rank 1 steps twice as far."""
+
+    def optimizers(self, nets):
+        made = super().optimizers(nets)
+        for optimizer in made.values():
+            optimizer.param_groups[0]["lr"] *= 1 + (dist.is_initialized() and dist.get_rank())
+        return made
+
+
+class AverageOfTheRank(Sound):
+    """An average in a frozen net, which a hook moves on rank 0 alone."""
+
+    def nets(self):
+        made = super().nets()
+        return {**made, "average": copy.deepcopy(made["net"]).requires_grad_(False)}
+
+    def optimizers(self, nets):
+        made = super().optimizers(nets)
+
+        def move(*_):
+            if not dist.is_initialized() or dist.get_rank() == 0:
+                for old, new in zip(nets["average"].parameters(), nets["net"].parameters(), strict=True):
+                    old.lerp_(new.detach(), 0.1)
+
+        next(iter(made.values())).register_step_post_hook(move)
+        return made
 
 
 class CollectiveInTheLoss(Sound):

@@ -138,6 +138,8 @@ def test_an_engine_that_is_not_there_or_cannot_carry_the_job_is_refused_by_name(
         ("Unsynchronised", "unsynchronised", 0),
         pytest.param("OwnGenerator", "rank_draws", 4, marks=pytest.mark.slow),
         pytest.param("Hidden", "unsynchronised", 4, marks=pytest.mark.slow),
+        pytest.param("RateOfTheRank", "rank_options", 4, marks=pytest.mark.slow),
+        pytest.param("AverageOfTheRank", "unsynchronised", 4, marks=pytest.mark.slow),
     ],
 )
 def test_what_ranks_do_otherwise_is_found_and_named(name, code, exit_code):
