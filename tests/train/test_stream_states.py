@@ -6,6 +6,7 @@ python -m pytest tests/train/test_stream_states.py
 import collections
 import json
 import random
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -202,3 +203,35 @@ def test_a_stream_that_ends_by_an_error_is_said_to_be_a_stream():
         "RuntimeError: generator raised StopIteration",
         "write __iter__ to yield samples until it returns",
     )
+
+
+class FailingStream(IterableDataset):
+    """A generator in which memory runs out once, at a chosen sample or where an epoch begins."""
+
+    def __init__(self, fails):
+        self.fails, self.epochs = fails, 0
+
+    def __iter__(self):
+        self.epochs += 1
+        if self.fails == f"epoch {self.epochs}":
+            self.fails = None
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return self.samples()
+
+    def samples(self):
+        for number in range(6):
+            if self.fails == number:
+                self.fails = None
+                torch.empty(1 << 60, dtype=torch.uint8)
+            yield number
+
+
+@pytest.mark.parametrize("fails", [0, 3, "epoch 2"])
+def test_a_stream_in_which_memory_ran_out_begins_anew_and_gives_the_same_samples(fails):
+    samples = StreamSamples(FailingStream(fails), seed=0, window=WINDOW, keep=2 * WINDOW)
+    given: list[int] = []
+    while len(given) < 15:
+        with suppress(RuntimeError):
+            given.append(samples[len(given)])
+    assert given == [position % 6 for position in range(15)]
+    assert samples._stream.fails is None

@@ -152,10 +152,13 @@ class StreamSamples:
             if not self._in_epoch:
                 write = "give dataset() at least one sample"
                 raise InputError("data set of 0 samples", "there is nothing to train on", write) from None
-            self._epoch, self._in_epoch = self._epoch + 1, 0
+            self._epoch, self._in_epoch, self._iterator = self._epoch + 1, 0, None
             self._iterator = self._iterate(self._epoch)
             self._read()
             return
+        except Exception:
+            self._go_back(self._at)  # a generator ends with what it raises: going on with it would begin an epoch
+            raise
         if not self._agrees(sample):
             return
         self._kept[self._at] = sample
