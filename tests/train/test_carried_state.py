@@ -16,15 +16,16 @@ from testing.faulty_jobs import Plain, Spoiled, run, same
 class Carrying(nn.Module):
     """A recurrent cell whose hidden state goes on from batch to batch, and a count."""
 
-    def __init__(self):
+    def __init__(self, carries_always):
         super().__init__()
+        self.carries_always = carries_always
         self.cell, self.spoiled, self.head = nn.GRUCell(6, 8), Spoiled(), nn.Linear(8, 1)
         self.hidden, self.seen = None, 0
 
     def forward(self, x):
         hidden = torch.zeros(1, 8) if self.hidden is None else self.hidden
         out = self.cell(x, hidden.expand(len(x), -1).contiguous())
-        if self.training:
+        if self.training or self.carries_always:
             self.hidden, self.seen = out.mean(0, keepdim=True).detach(), self.seen + 1
         return self.head(self.spoiled(out)) / (1 + self.seen)
 
@@ -32,11 +33,13 @@ class Carrying(nn.Module):
 class Carried(Plain):
     """The job keeps a centre, a list of the last ones, and a generator of its own."""
 
+    validates_too: bool = False
+
     def nets(self):
         torch.manual_seed(0)
         self.generator = torch.Generator().manual_seed(7)
         self.centre, self.last = torch.zeros(1), []
-        return {"net": Carrying()}
+        return {"net": Carrying(self.validates_too)}
 
     def loss(self, nets, batch):
         noise = torch.randn(batch[0].shape, generator=self.generator)
@@ -57,6 +60,23 @@ def test_a_window_done_again_begins_with_what_the_one_before_it_left(point, undi
     code, learnt, *_, points = run(tmp_path, Carried(), 3, {point: 1})
     assert (code, points.failed) == (Exit.DONE, 1)
     assert same(learnt, undisturbed[1])
+
+
+class Validated(Carried):
+    """Its forwards carry in validation too, where memory runs out behind them."""
+
+    def validate(self, nets, batch):
+        size = nets["net"](batch[0]).square().mean()
+        Spoiled.points("validate")
+        return {"size": size}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_validation_done_again_begins_with_what_training_left(number, tmp_path):
+    _, wanted, *_ = run(tmp_path / "undisturbed", Validated(validates_too=True), 3)
+    code, learnt, *_, points = run(tmp_path / "fails", Validated(validates_too=True), 3, {("validate", number): 1})
+    assert (code, points.failed) == (Exit.DONE, 1)
+    assert same(learnt, wanted)
 
 
 def test_the_trial_leaves_nothing_in_attributes(undisturbed, tmp_path):

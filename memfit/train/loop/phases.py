@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from memfit.apply.attribute_snapshot import AttributeSnapshot
 from memfit.apply.phase_memory import idle_nets_aside, idle_nets_back, phase_memory, with_settings
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.train_state import TrainState
@@ -135,12 +136,16 @@ class Phases:
         if self._policies["validate"].where == "skip":
             left = "the plan leaves it out" if self._plan.validation.where == "skip" else "it failed before"
             return ValidationResult(metrics=None, tries=0, note=left)
-        tries = 0
+        modules = [module for net in self._state.nets.values() for module in net.modules()]
+        attributes, tries = AttributeSnapshot(modules, self._state.job), 0
+        attributes.keep()
         while True:
             shape = self._shape()
             tries += 1
             mine = self._try(shape, briefly, strict, abandons)
             ranks = gather(self._state.engine, mine)
+            if any(result.abandoned or result.reason is not None for result in ranks):
+                attributes.restore()
             if any(result.abandoned for result in ranks):
                 return ValidationResult(metrics=None, tries=tries, note="the run was asked to stop")
             failures = {rank: result for rank, result in enumerate(ranks) if result.reason is not None}
