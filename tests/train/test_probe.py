@@ -110,6 +110,40 @@ def test_proof_runs_one_more_on_a_simulated_machine():
     assert (answer.largest, answer.proved, asked) == (61, True, [59, 61, 62])
 
 
+@pytest.mark.parametrize(
+    ("takes", "largest", "step"),
+    [(lambda items: items > 1, 61, 1), (lambda items: items % 2 == 0, 60, 2), (lambda items: items % 6 == 0, 60, 6)],
+    ids=["two or more", "even", "sixfold"],
+)
+def test_sizes_that_a_job_refuses_are_left_out_on_a_simulated_machine(takes, largest, step):
+    prober, asked = simulated(exact)
+    predicts = prober.footprint
+
+    def footprint(units):
+        if not takes(units):
+            raise InputError(f"a batch of {units}", "it cannot be divided", "write another size")
+        return predicts(units)
+
+    prober.footprint = footprint
+    answer = probe(prober, BUDGET, 1, prove=True)
+    assert (answer.largest, answer.step, answer.proved) == (largest, step, True)
+    assert all(map(takes, asked))
+    prober, asked = simulated(lambda units: 2 * BUDGET)
+    prober.footprint = footprint
+    assert probe(prober, BUDGET, 1).largest is None
+
+
+def test_a_job_that_takes_no_size_raises_what_it_raised_first():
+    prober, _ = simulated(exact)
+
+    def footprint(units):
+        raise InputError(f"a batch of {units}", "no", "write another job")
+
+    prober.footprint = footprint
+    with pytest.raises(InputError, match="a batch of 1: no"):
+        probe(prober, BUDGET, 1)
+
+
 def test_nothing_runs_on_a_simulated_machine_that_is_too_small():
     prober, asked = simulated(lambda units: 2 * BUDGET)
     answer = probe(prober, BUDGET, 1)

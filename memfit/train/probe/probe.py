@@ -28,6 +28,8 @@ GAIN = 0.01
 """After a trial that ran, the next is of a micro-batch that is larger by this part at least; a proof asks for all."""
 MOST_TRIALS = 4
 STEPS_OF_LONGEST = 64
+FIRST_SIZES = (*range(1, 17), 32, 64, 128, 256, 512)
+"""Steps of the sizes that are tried, until the job takes one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,10 @@ class Prober:
         self._job, self._name, self._device, self._budget = job, name, device, budget
         self._how, self._run = how, run
         self.step = max((job.longest or 1) // STEPS_OF_LONGEST, 1)
-        """Units between the sizes that are looked at: a sample, or a part of the longest item."""
+        """Units between the sizes that are looked at: a sample, or a part of the longest item; more where the job takes
+        only multiples."""
+        self.smallest = self.step
+        """The smallest of these sizes, in units: batch normalisation refuses one item."""
         self._footprints: dict[int, Footprint] = {}
         self.trials: dict[int, Trial] = {}
 
@@ -74,6 +79,35 @@ class Prober:
         if units not in self._footprints:
             self._footprints[units] = footprint_on(trace_job(self._job, self.shape(units), self._how), self._device)
         return self._footprints[units]
+
+    def begin(self) -> None:
+        """Looks for the smallest size that the job takes, and whether it takes the one after it too.
+
+        Raises:
+            Exception: what the job raised at the first size, where it takes none.
+        """
+        refused: Exception | None = None
+        for size in FIRST_SIZES:
+            error = self._refusal(size * self.step)
+            if error is None:
+                break
+            refused = refused or error
+        else:
+            assert refused is not None
+            raise refused
+        self.smallest = size * self.step
+        if size > 1 and self._refusal((size + 1) * self.step) is not None:
+            self.step *= size
+
+    def _refusal(self, units: int) -> Exception | None:
+        """What the job raises at a size; None where it takes it."""
+        try:
+            self.footprint(units)
+        except MemoryError:
+            raise
+        except Exception as error:  # the job's code is the user's
+            return error
+        return None
 
     def need(self, units: int) -> int:
         """Predicted bytes of the process, of its most demanding phase."""
@@ -112,20 +146,21 @@ class Prober:
         Needs are taken to grow with the micro-batch, nearly in proportion: a line through the two nearest known ones is
         followed until two neighbours stand on both sides of the budget.
         """
-        low, high = 0, 0
-        guess = max(near // self.step, 1)
+        first = self.smallest // self.step
+        low, high = first - 1, 0
+        guess = max(near // self.step, first)
         while not high or high - low > 1:
             if self.need(guess * self.step) <= budget:
                 low = guess
             else:
                 high = guess
             guess = self._between(low, high, budget)
-        return low * self.step
+        return low * self.step if low >= first else 0
 
     def _between(self, low: int, high: int, budget: float) -> int:
         """The next number of steps to predict, above ``low`` and below ``high`` (0: not known yet)."""
         known = sorted(self._footprints, key=lambda units: abs(self.need(units) - budget))[:2]
-        guess = 2 * low if not high else (low + high) // 2
+        guess = 2 * max(low, 1) if not high else (low + high) // 2
         if len(known) == 2 and self.need(known[0]) != self.need(known[1]):
             slope = (self.need(known[1]) - self.need(known[0])) / (known[1] - known[0])
             guess = int((known[0] + (budget - self.need(known[0])) / slope) // self.step)
@@ -140,10 +175,11 @@ def probe(prober: Prober, budget: int, start: int, *, prove: bool = False) -> Pr
         prove: also run one step more than what was found, which must fail.
     """
     begin = time.perf_counter()
+    prober.begin()
     margin = 0 if prober.is_cuda else int(budget * MARGIN) + MARGIN_BYTES
     units = prober.largest(budget - margin, start)
     if units == 0:
-        units = max(prober.largest(budget, start), prober.step)
+        units = max(prober.largest(budget, start), prober.smallest)
     ok, failed = 0, None
     while True:
         trial = prober.trial(units)
@@ -156,7 +192,7 @@ def probe(prober: Prober, budget: int, start: int, *, prove: bool = False) -> Pr
             margin = 2 * margin + MARGIN_BYTES
             better = prober.largest(budget - margin, units)
         better = better if failed is None else min(better, failed - prober.step)
-        if better > ok and (prove or better - ok >= GAIN * ok):
+        if better >= prober.smallest and better > ok and (prove or better - ok >= GAIN * ok):
             units = better
         elif prove and ok and failed != ok + prober.step:
             units = ok + prober.step
