@@ -10,7 +10,7 @@ forwards leave in attributes is put back too (``attribute_snapshot``).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,15 @@ from memfit.torch_compat.attributes import own_buffers, own_parameters, version_
 
 
 class CannotRepeatError(RuntimeError):
-    """A forward changed a tensor that has no earlier copy, so the forward cannot be repeated."""
+    """A forward changed tensors that have no earlier copy, so the forward cannot be repeated.
+
+    Args:
+        names: of the tensors, as ``net.path.name``; the first is said.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(f"the forward changed {names[0]}, which has no earlier copy")
+        self.names = tuple(names)
 
 
 class BufferSnapshot:
@@ -30,9 +38,10 @@ class BufferSnapshot:
 
     Args:
         job: whose attributes, and those of the nets' modules, are kept too; None: no attributes.
+        changing: names of tensors that are known to change, which are copied from the start.
     """
 
-    def __init__(self, nets: Nets, job: Job | None = None) -> None:
+    def __init__(self, nets: Nets, job: Job | None = None, changing: Collection[str] = ()) -> None:
         self._modules = [module for net in nets.values() for module in net.modules()]
         self._names = {
             id(module): f"{name}.{path}".rstrip(".")
@@ -58,6 +67,9 @@ class BufferSnapshot:
         self._parameters = list({id(p): p for net in nets.values() for p in net.parameters()}.values())
         self._holders = [holder for module in self._modules for holder in (own_buffers(module), own_parameters(module))]
         self._places: list[_Place] = []
+        if changing:
+            named = ((self._names[id(module)], key) for module, _, _, key, _ in _places(self._modules))
+            self._seen_to_change.update(key for path, key in named if f"{path}.{key[1]}" in changing)
         self._attributes = None if job is None else AttributeSnapshot(self._modules, job)
 
     def keep(self) -> None:
@@ -140,7 +152,7 @@ class BufferSnapshot:
             module.set_extra_state(copy.deepcopy(extra))
         changed = self.changed() if checked else []
         if changed:
-            raise CannotRepeatError(f"the forward changed {changed[0]}, which has no earlier copy")
+            raise CannotRepeatError(changed)
 
     def changed(self) -> list[str]:
         """Names, as ``net.path.name``, of the tensors that changed since ``keep`` and have no copy."""

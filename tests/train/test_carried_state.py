@@ -3,6 +3,8 @@
 python -m pytest tests/train/test_carried_state.py
 """
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch import nn
 from memfit.apply.attribute_snapshot import MOST_BYTES, AttributeSnapshot
 from memfit.errors import Exit
 from memfit.job import Loss
+from memfit.train.loop.loop import SpoiledByTrialError
 from testing.faulty_jobs import Plain, Spoiled, run, same
 
 
@@ -82,6 +85,34 @@ def test_a_validation_done_again_begins_with_what_training_left(number, tmp_path
 def test_the_trial_leaves_nothing_in_attributes(undisturbed, tmp_path):
     _, learnt, *_ = run(tmp_path, Carried(), 3, proves=True)
     assert same(learnt, undisturbed[1])
+
+
+class Teaching(Plain):
+    """The loss moves an average of the weights in a frozen net."""
+
+    def nets(self):
+        net = super().nets()["net"]
+        return {"net": net, "teacher": copy.deepcopy(net).requires_grad_(False)}
+
+    def loss(self, nets, batch):
+        with torch.no_grad():
+            for old, new in zip(nets["teacher"].parameters(), nets["net"].parameters(), strict=True):
+                old.lerp_(new, 0.1)
+            aim = nets["teacher"](batch[0]).squeeze(-1)
+        error = (nets["net"](batch[0]).squeeze(-1) - batch[1] - 0.1 * aim).square()
+        return Loss(error.sum(), len(error))
+
+
+@pytest.mark.parametrize("fails", [{}, {("forward", 0): 1}], ids=["whole", "without memory"])
+def test_the_first_window_is_repeated_with_what_the_trial_has_seen_to_change(fails, tmp_path):
+    with pytest.raises(SpoiledByTrialError) as spoiled:
+        run(tmp_path / "trial", Teaching(), 3, fails, proves=True)
+    names = spoiled.value.names
+    assert names == ("teacher.0.bias", "teacher.0.weight", "teacher.3.bias", "teacher.3.weight")
+    _, wanted, *_ = run(tmp_path / "undisturbed", Teaching(), 3)
+    code, learnt, *_, points = run(tmp_path / "again", Teaching(), 3, {("forward", 0): 1}, changing=names)
+    assert (code, points.failed) == (Exit.DONE, 1)
+    assert same(learnt, wanted)
 
 
 class Holder:

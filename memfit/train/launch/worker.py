@@ -52,7 +52,7 @@ from memfit.train.launch.plan_device import device_of_plan
 from memfit.train.launch.process_guard import alone_in
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
 from memfit.train.launch.rank_cards import card_of, check_rank_cards
-from memfit.train.launch.start_again import UNPROVEN, start_again_alone, start_again_unproven
+from memfit.train.launch.start_again import changed_in_trial, start_again_alone, start_again_unproven
 from memfit.train.launch.stop_signals import ends_at_once
 from memfit.train.launch.watchdog import Watchdog, clear_stacks
 from memfit.train.loop.loop import GivenUpError, SpoiledByTrialError, train
@@ -154,7 +154,7 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     """Trains a run's plan within its budget."""
     backend.register_virtual_device()
     if torchrun_env() is not None:
-        join("unproven" if UNPROVEN in os.environ else "")
+        join("" if changed_in_trial() is None else "unproven")
     else:
         join_alone()
     plan = read_plan(folder.plan)
@@ -178,7 +178,7 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
         if engine.rank == 0:
             say(f"{error}: starting again without a trial of every phase")
         memory_limit.lift()
-        start_again_unproven()
+        start_again_unproven(error.names)
     except GivenUpError:
         limits = read_reduced_limits(folder, plan)
         return Ending(code=Exit(limits.code), line=limits.reason)
@@ -283,7 +283,8 @@ def _train(
         memory=memory,
         saver=_saver(train_state, plan, folder, checkpoints, options, first, folders),
         say=speaks,
-        proves=UNPROVEN not in os.environ and limits.stops_before is None,
+        proves=changed_in_trial() is None and limits.stops_before is None,
+        changing=changed_in_trial() or (),
         skips=options.skip_oversized,
         limits=limits,
         validation=data.validation,

@@ -59,7 +59,15 @@ class GivenUpError(RuntimeError):
 
 class SpoiledByTrialError(RuntimeError):
     """The trial of a window cannot be undone: the train state must be built again, and trained without a trial. All
-    ranks raise it."""
+    ranks raise it.
+
+    Args:
+        names: of the tensors that a forward changes.
+    """
+
+    def __init__(self, message: str, names: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.names = names
 
 
 def train(train_state: TrainState, context: RunContext) -> Exit:
@@ -112,6 +120,7 @@ class TrainingLoop:
             check=self._check,
             has_grown=self._reports.grown_memory,
             held_before=self._reports.held_before,
+            changing=context.changing,
         )
 
     def run(self) -> Exit:
@@ -288,7 +297,7 @@ class TrainingLoop:
                         with self._phases.phase("save"):
                             try_saving(self._saver, self._state, context.first)
         except CannotRepeatError as error:
-            raise SpoiledByTrialError(str(error)) from error
+            raise SpoiledByTrialError(str(error), error.names) from error
 
     def _save(self, next_window: int) -> None:
         """A checkpoint of the state with which a window begins; its lines are on disk before it."""

@@ -24,7 +24,7 @@ from memfit.apply.losses import MicroBatch
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.train_state import TrainState
 from memfit.apply.window import Attempt, Guard, TurnGradients, run_window
-from memfit.engine.collectives import reported
+from memfit.engine.collectives import gather
 from memfit.engine.protocol import Engine
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import TorchDispatchMode
@@ -74,9 +74,9 @@ def preflight_training(
     recovery.begin()
     try:
         run_window(trial, parts, mark, guard=guard)
-        report = reported(train_state.engine, changed[0] if changed else None)
-        if report is not None:
-            raise CannotRepeatError(f"the forward changed {report}, which has no earlier copy")
+        names = sorted({name for rank in gather(train_state.engine, changed) for name in rank})
+        if names:
+            raise CannotRepeatError(names)
         yield
     finally:
         for optimizer, key in made:

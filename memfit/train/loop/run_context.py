@@ -52,6 +52,8 @@ class RunContext:
     say: Callable[[str], None] = lambda line: None
     proves: bool = False
     """Whether every phase is tried before the first window."""
+    changing: tuple[str, ...] = ()
+    """Names of tensors that forwards changed in a trial that could not be undone."""
     validation: ValidationData | None = None
     """What the job is validated on; None: it is not."""
     proof: OnlineVerify | None = None

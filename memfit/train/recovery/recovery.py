@@ -16,7 +16,7 @@ that failed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -27,7 +27,7 @@ from memfit.apply.losses import MicroBatch
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.train_state import TrainState
 from memfit.apply.window import Attempt, Guard, TurnGradients
-from memfit.engine.collectives import RanksOutOfMemoryError, gather, reported
+from memfit.engine.collectives import RanksOutOfMemoryError, gather
 from memfit.errors import describe, message_of
 from memfit.job import Job
 from memfit.torch_compat.batch_norm import BatchNormBase
@@ -76,6 +76,7 @@ class Recovery:
         check: called with the gradients of a turn before its step; it may raise.
         has_grown: gives an error where memory failed because of what is held between windows.
         held_before: bytes of the process before the job was built.
+        changing: names of tensors that forwards are known to change.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Recovery:
         check: Callable[[TurnGradients], None] = lambda made: None,
         has_grown: Callable[[Failure], Exception | None] = lambda failure: None,
         held_before: int = 0,
+        changing: Collection[str] = (),
     ) -> None:
         self.retries = 0
         """Failures of this window."""
@@ -103,7 +105,7 @@ class Recovery:
         self._check, self._has_grown, self._held_before = check, has_grown, held_before
         self._once_alone = frozenset(limits.alone)
         self._in_step = train_state.engine.syncs_in_backward and train_state.engine.world > 1
-        self._buffers = BufferSnapshot(train_state.nets, train_state.job)
+        self._buffers = BufferSnapshot(train_state.nets, train_state.job, changing)
         self._several = len(train_state.job.turns(list(train_state.optimizers))) > 1
         modules = [module for net in train_state.nets.values() for module in net.modules()]
         least = 2 if any(isinstance(module, BatchNormBase) for module in modules) else 1
@@ -366,15 +368,15 @@ class Recovery:
                 parameter.grad = None
         for optimizer in self._state.optimizers.values():
             self._state.engine.zero_grad(optimizer)
-        changed = None
+        changed: tuple[str, ...] = ()
         try:
             if self._in_turn:
                 self._buffers.restore()
         except CannotRepeatError as error:
-            changed = str(error)
-        changed = reported(self._state.engine, changed)
-        if changed is not None:
-            raise CannotRepeatError(changed)
+            changed = error.names
+        names = sorted({name for rank in gather(self._state.engine, changed) for name in rank})
+        if names:
+            raise CannotRepeatError(names)
         if self._state.scaler is not None:
             forget_optimizers(self._state.scaler)
         give_back(self._state.device)
