@@ -32,11 +32,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from memfit.blocks import has_forward, items
-from memfit.engine.collectives import full_tensor
+from memfit.engine.collectives import full_tensor, is_memory_failure
 from memfit.engine.container_sync import ContainerSync
 from memfit.engine.context_parallel import CONTEXT, check_divides_sequences, divide_sequences
 from memfit.engine.ddp import BUCKET_BYTES, Ddp, Prepared
 from memfit.engine.expert_parallel import EXPERTS, TOKENS, divide_experts, exchange_tokens, experts_of
+from memfit.engine.lost_rank import is_lost_rank
 from memfit.engine.refusals import check_dtensor_step, check_shared
 from memfit.engine.single import copied
 from memfit.engine.tensor_parallel import TENSOR, cut_layers
@@ -359,16 +360,15 @@ def sharded_reads(nets: Nets) -> Iterator[None]:
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
             yield
     except (RuntimeError, IndexError) as error:
+        if is_memory_failure(error) or is_lost_rank(error):
+            raise
         outside = _called_outside(nets, error)
         if outside is not None:
             raise InputError(*outside) from error
         if "mixed torch.Tensor and DTensor" not in str(error):
             raise
-        raise InputError(
-            "a net's parameter on --engine fsdp2",
-            "it is used outside of its net's forward, where it is sharded",
-            "call the net itself in the loss, or write --engine ddp",
-        ) from error
+        why, write = "it is used outside of its net's forward, where it is sharded", "call the net itself in the loss"
+        raise InputError("a net's parameter on --engine fsdp2", why, f"{write}, or write --engine ddp") from error
 
 
 def _called_outside(nets: Nets, error: BaseException) -> tuple[str, str, str] | None:
@@ -381,7 +381,8 @@ def _called_outside(nets: Nets, error: BaseException) -> tuple[str, str, str] | 
             if not modules or module is not modules[-1] or module is net:
                 continue
             block = _unit_of(net, path)
-            if block and any(not group.is_unsharded for group in fsdp_groups(net.get_submodule(block))):
+            inside = block and net.get_submodule(block) in modules  # it failed itself, as where it gathers parameters
+            if block and not inside and any(not group.is_unsharded for group in fsdp_groups(net.get_submodule(block))):
                 return (
                     f"module {name}.{path} on --engine fsdp2",
                     f"it is called outside of the forward of {name}.{block}, which gathers its parameters",

@@ -3,10 +3,15 @@
 python -m pytest tests/engine/test_fsdp2_units.py
 """
 
+import re
+from types import SimpleNamespace
+
 import pytest
+import torch
 from torch import nn
 
 from memfit.device.hardware.catalogue import find_device
+from memfit.engine import fsdp2
 from memfit.engine.fsdp2 import LEAST, units
 from memfit.errors import InputError
 from memfit.job import Shape
@@ -53,3 +58,18 @@ def test_a_layer_that_is_called_without_the_block_that_gathers_it_is_refused_by_
     line = str(said.value)
     assert "module net.blocks.0.norm on --engine fsdp2: it is called outside of the forward of net.blocks.0" in line
     assert "leave dp_shard out of the mesh" in line
+
+
+@pytest.mark.parametrize("said", ["can't allocate memory: you tried", "Connection closed by peer [127.0.0.1]", "other"])
+def test_a_block_that_fails_itself_before_it_is_gathered_is_not_said_to_be_called_outside(said, monkeypatch):
+    """Memory runs out, or a rank is lost, while its parameters are gathered."""
+    sharded = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    monkeypatch.setattr(fsdp2, "_unit_of", lambda net, path: path.partition(".")[0])
+    monkeypatch.setattr(fsdp2, "fsdp_groups", lambda block: [SimpleNamespace(is_unsharded=False)])
+
+    def gather(*_):
+        raise RuntimeError(said)
+
+    sharded[0].register_forward_pre_hook(gather)
+    with pytest.raises(RuntimeError, match=re.escape(said)), fsdp2.sharded_reads({"net": sharded}):
+        sharded(torch.ones(1, 2))
