@@ -26,14 +26,16 @@ class ContainerSync:
 
     def watch(self, module: nn.Module) -> None:
         """After it was sharded: what the module changes in its copies is changed in what it was called with."""
-        module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
-        module.register_forward_pre_hook(self._after, with_kwargs=True)
-        module.register_forward_hook(self._leave, always_call=True)
+        module.register_forward_pre_hook(self.before, prepend=True, with_kwargs=True)
+        module.register_forward_pre_hook(self.after, with_kwargs=True)
+        module.register_forward_hook(self.leave, always_call=True)
 
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """With what the module is called with, before its containers are copied."""
         self._given.append((args, kwargs))
 
-    def _after(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def after(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """With the copies, before the module's forward."""
         both = zip(_containers(self._given.pop()), _containers((args, kwargs)), strict=True)
         self._pairs.append(
             [
@@ -43,7 +45,8 @@ class ContainerSync:
             ]
         )
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """After the module's forward: the caller's containers hold what its copies hold."""
         for given, copy, own in self._pairs.pop() if self._pairs else ():
             if isinstance(given, list):
                 given[:] = [own.get(id(item), item) for item in copy]

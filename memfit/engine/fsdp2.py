@@ -1,7 +1,8 @@
 """Fully sharded: each rank keeps a part of every parameter, its gradient and its optimizer's state (ZeRO's stage 3).
 
 torch's ``fully_shard`` on the blocks of every trained net and on the net itself: a block's parameters are
-gathered before its forward and its backward and dropped after them, and gradients are scattered as sums. Frozen nets
+gathered before its forward and its backward and dropped after them, and gradients are scattered as sums. A call of a
+module of a block counts as a forward of the block where that does not run (``outside_calls``). Frozen nets
 stay whole on every rank, buffers too. An average of the weights is sharded as the weights are, on every rank.
 On a mesh of ``dp_replicate`` x ``dp_shard`` ranks a parameter is sharded over ``dp_shard``, and its gradient is summed
 over ``dp_replicate`` after it was scattered (HSDP). On ``tp`` ranks layers are cut first (``tensor_parallel``), on
@@ -10,13 +11,11 @@ sharded, with ``dp_shard``; those experts are sharded over ``dp_shard`` alone. `
 (``context_parallel``), and shard parameters as those of ``dp_shard`` do, with them.
 
 Left out: ranks of one window whose batches use different parameters (FSDP2 then waits for collectives that never
-come); parameters that are read outside of their net's forward.
+come); parameters that are read without a call of a module that holds them.
 """
 
 from __future__ import annotations
 
-import traceback
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,19 +31,19 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from memfit.blocks import has_forward, items
-from memfit.engine.collectives import full_tensor, is_memory_failure
+from memfit.engine.collectives import full_tensor
 from memfit.engine.container_sync import ContainerSync
 from memfit.engine.context_parallel import CONTEXT, check_divides_sequences, divide_sequences
 from memfit.engine.ddp import BUCKET_BYTES, Ddp, Prepared
 from memfit.engine.expert_parallel import EXPERTS, TOKENS, divide_experts, exchange_tokens, experts_of
-from memfit.engine.lost_rank import is_lost_rank
+from memfit.engine.outside_calls import OutsideCalls
 from memfit.engine.refusals import check_dtensor_step, check_shared
+from memfit.engine.sharded_reads import sharded_reads
 from memfit.engine.single import copied
 from memfit.engine.tensor_parallel import TENSOR, cut_layers
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
-from memfit.frame_variables import frame_variables
 from memfit.job import Job, Nets, is_trained
 from memfit.mesh import SHARDING
 from memfit.torch_compat.attributes import local_tensor, own_parameters, unsharded_gradient
@@ -173,7 +172,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         without a backward, such as a generator whose samples are judged, is then sharded again.
 
         Raises:
-            InputError: a sharded parameter was used outside of its net's forward.
+            InputError: a sharded parameter was read outside of the forwards that gather it.
         """
         for net in nets.values():
             if isinstance(net, FSDPModule):
@@ -263,6 +262,8 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             shard(module, mesh=mesh)
             ContainerSync().watch(module)
             sum_gradients(module)
+        for module in [each for each in net.modules() if isinstance(each, FSDPModule)]:
+            OutsideCalls(net, module).watch()
 
 
 def _by_mesh(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -346,53 +347,3 @@ def _shown(path: str, names: Mapping[str, str]) -> str:
         if path == part or path.startswith(f"{part}.") or not part:
             return f"{name}.{path.removeprefix(part).removeprefix('.')}".rstrip(".")
     return " to ".join([*names.values()][:: max(len(names) - 1, 1)])
-
-
-@contextmanager
-def sharded_reads(nets: Nets) -> Iterator[None]:
-    """Around forwards and backwards.
-
-    Raises:
-        InputError: a sharded parameter was used outside of the forward that gathers it.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-            yield
-    except (RuntimeError, IndexError) as error:
-        if is_memory_failure(error) or is_lost_rank(error):
-            raise
-        outside = _called_outside(nets, error)
-        if outside is not None:
-            raise InputError(*outside) from error
-        if "mixed torch.Tensor and DTensor" not in str(error):
-            raise
-        why, write = "it is used outside of its net's forward, where it is sharded", "call the net itself in the loss"
-        raise InputError("a net's parameter on --engine fsdp2", why, f"{write}, or write --engine ddp") from error
-
-
-def _called_outside(nets: Nets, error: BaseException) -> tuple[str, str, str] | None:
-    """What is said of the innermost module that was running, where it is sharded: another module of its net called it,
-    and not the block that gathers it. None elsewhere: a module is gathered while its block runs."""
-    running = [frame_variables(frame).get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    modules = [module for module in running if isinstance(module, nn.Module)]
-    for name, net in nets.items():
-        for path, module in net.named_modules():
-            if not modules or module is not modules[-1] or module is net:
-                continue
-            block = _unit_of(net, path)
-            inside = block and net.get_submodule(block) in modules  # it failed itself, as where it gathers parameters
-            if block and not inside and any(not group.is_unsharded for group in fsdp_groups(net.get_submodule(block))):
-                return (
-                    f"module {name}.{path} on --engine fsdp2",
-                    f"it is called outside of the forward of {name}.{block}, which gathers its parameters",
-                    f"call it in {name}.{block} alone, leave dp_shard out of the mesh, or write --engine ddp",
-                )
-    return None
-
-
-def _unit_of(net: nn.Module, path: str) -> str:
-    """The path of the block that gathers a module's parameters; "" where the net itself does."""
-    parts = path.split(".")
-    blocks = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next((block for block in blocks if isinstance(net.get_submodule(block), FSDPModule)), "")

@@ -38,9 +38,10 @@ from torch.optim import Optimizer
 from memfit.blocks import find_module
 from memfit.engine.collectives import gather
 from memfit.engine.ddp import Ddp, Prepared
-from memfit.engine.fsdp2 import Fsdp2, check_units, reshard, sharded_reads, unsharded_gradients
+from memfit.engine.fsdp2 import Fsdp2, check_units, reshard, unsharded_gradients
 from memfit.engine.pipeline_cut import STAGES_OF_RANK, cut_into_stages
 from memfit.engine.refusals import check_shared
+from memfit.engine.sharded_reads import sharded_reads
 from memfit.engine.single import copied
 from memfit.engine.stage_forward import StageForward
 from memfit.engine.stage_module import StageInput, StageModule, divided, shape_changes, without_wrapping
@@ -254,7 +255,7 @@ class Pipeline(Fsdp2):
         """Schedules run the backwards, and scatter gradients.
 
         Raises:
-            InputError: a sharded parameter was used outside of its module's forward.
+            InputError: a sharded parameter was read outside of the forwards that gather it.
         """
         with sharded_reads(nets):
             yield

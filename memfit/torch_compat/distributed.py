@@ -206,6 +206,25 @@ def fsdp_groups(module: Any) -> list[Any]:
     return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
+def begin_fsdp_forward(net: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """FSDP2 does what it does before a sharded module's forward.
+
+    Args:
+        net: the outermost sharded module that holds it, or itself: FSDP2's root.
+        args, kwargs: what is called with the module's parameters.
+
+    Returns:
+        The arguments to call it with, as a pair.
+    """
+    net._get_fsdp_state()._lazy_init()
+    return module._get_fsdp_state()._pre_forward(module, args, kwargs)
+
+
+def end_fsdp_forward(module: Any, args: tuple[Any, ...], output: Any) -> Any:
+    """FSDP2 does what it does after a sharded module's forward; gives the output."""
+    return module._get_fsdp_state()._post_forward(module, args, output)
+
+
 def sum_gradients(module: Any) -> None:
     """FSDP2 sums a module's gradients over the ranks, and divides them by nothing."""
     if hasattr(module, "set_gradient_divide_factor"):  # from torch 2.8 on
@@ -245,8 +264,10 @@ __all__ = [
     "FakeStore",
     "OffsetBasedRNGTracker",
     "ShardingPropagator",
+    "begin_fsdp_forward",
     "ddp",
     "distributed_c10d",
+    "end_fsdp_forward",
     "forget_sharding",
     "fsdp_groups",
     "fsdp_param",

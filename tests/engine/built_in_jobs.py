@@ -89,6 +89,30 @@ class Diffused(Plain, UNet):
         return Loss((out - 1).square().mean((1, 2, 3)).sum(), len(out))
 
 
+class Labelled(Plain, UNet):
+    """diffusers' DiT, which calls an embedding of its first block by itself."""
+
+    def nets(self):
+        torch.manual_seed(self.seed)
+        from diffusers import DiTTransformer2DModel
+
+        net = DiTTransformer2DModel(
+            num_attention_heads=4, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=2, sample_size=8,
+            patch_size=2, num_embeds_ada_norm=10,
+        )  # fmt: skip
+        for block in net.transformer_blocks:
+            block.norm1.emb.class_embedder.dropout_prob = 0.0
+        return {"dit": net}
+
+    def batch(self, shape):
+        return {"x": torch.randn(shape.items, 4, 8, 8), "label": torch.arange(shape.items) % 10}
+
+    def loss(self, nets, batch):
+        steps = torch.zeros(len(batch["x"]), dtype=torch.long)
+        out = nets["dit"](batch["x"], timestep=steps, class_labels=batch["label"]).sample
+        return Loss((out - 1).square().mean((1, 2, 3)).sum(), len(out))
+
+
 class NormedHeads(UNet):
     """Attention with norms of single heads, which are not carried."""
 
@@ -106,7 +130,14 @@ class OddTokens(Tokens):
     dim: int = 96
 
 
-CARRIED = {"f5": Speech, "e2": FlatUNet, "s1": PlainTokens, "latentsync": Faces, "diffusers": Diffused}
+CARRIED = {
+    "f5": Speech,
+    "e2": FlatUNet,
+    "s1": PlainTokens,
+    "latentsync": Faces,
+    "diffusers": Diffused,
+    "labelled dit": Labelled,
+}
 REFUSED = {
     NormedHeads: "module unet.norm_q on tp=2: its layout is not carried",
     OddHeads: "module dit.transformer_blocks.0.attn on tp=2: 3 heads do not divide by it",

@@ -32,6 +32,7 @@ STEPS = {
     "blocks": {},
     "units before": {"sync_each_micro_batch": False},
     "stages, full": {},
+    "borrowed": {},
     **{case: {} for case in TENSOR_CASES | BUILT_IN_CASES | EXPERT_CASES | CONTEXT_CASES},
 }
 """Cases of ``rank_steps`` with the engine's choices."""

@@ -91,6 +91,8 @@ CASES = [
     EngineCase("convolution", "fsdp2", 2, {"ema": 0.9}),
     EngineCase("gan", "fsdp2"),
     EngineCase("gan", "fsdp2", 2),
+    EngineCase("labelled dit", "fsdp2", 2),
+    EngineCase("labelled dit", "fsdp2", 2, {**BF16, "clip": 1.0}, {"sync_each_micro_batch": False}),
 ]
 ALL_CUT = {"param_persistence_threshold": 0}
 ZERO_CASES = [
@@ -132,9 +134,11 @@ BOTH_CASES = [
     EngineCase("own", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, BOTH),
     EngineCase("adapters", "fsdp2", 1, BF16, {}, BOTH),
 ]
-BUILT_IN_CUT = [EngineCase(net, "fsdp2", 2, {}, {}, TENSOR) for net in ("f5", "e2", "s1", "latentsync", "diffusers")]
-BUILT_IN_HYBRID = [EngineCase(net, "fsdp2", 2, {}, {}, HYBRID) for net in ("f5", "s1", "latentsync")]
-BUILT_IN_BOTH = [EngineCase(net, "fsdp2", 2, {}, {}, BOTH) for net in ("f5", "s1", "latentsync")]
+BUILT_IN_CUT = [
+    EngineCase(net, "fsdp2", 2, {}, {}, TENSOR) for net in ("f5", "e2", "s1", "latentsync", "diffusers", "labelled dit")
+]
+BUILT_IN_HYBRID = [EngineCase(net, "fsdp2", 2, {}, {}, HYBRID) for net in ("f5", "s1", "latentsync", "labelled dit")]
+BUILT_IN_BOTH = [EngineCase(net, "fsdp2", 2, {}, {}, BOTH) for net in ("f5", "s1", "latentsync", "labelled dit")]
 BUILT_IN_CASES = [*BUILT_IN_CUT, *BUILT_IN_HYBRID, *BUILT_IN_BOTH]
 
 DIVIDED, DIVIDED_BOTH = MeshShape(ep=2), MeshShape(dp_shard=2, ep=2)

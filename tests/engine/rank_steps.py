@@ -70,6 +70,52 @@ class Stage(nn.Module):
         return x
 
 
+class Borrowed(Blocks):
+    """The net and the loss call modules of blocks without the blocks, before them, after them and alone."""
+
+    def nets(self):
+        torch.manual_seed(6)
+        return {"net": Borrowing()}
+
+    def loss(self, nets, batch):
+        out = nets["net"](batch)
+        return Loss(nets["net"].blocks[1].up(nets["net"].head(out)).square().sum(), len(batch))
+
+
+class Borrowing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Conditioned() for _ in range(3))
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        sign = (x[:, 0] > 0).long()
+        stack = [self.blocks[0].embed(sign), x]
+        x = self.blocks[2].take(stack) + stack.pop()
+        for block in self.blocks:
+            x = x + block(x, sign)
+        return self.head(x) * self.blocks[0].embed(sign)
+
+
+class Conditioned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.take = nn.Embedding(2, 4), Last()
+        self.up, self.down = nn.Linear(4, 7), nn.Linear(7, 4)
+
+    def forward(self, x, sign):
+        return self.down(torch.tanh(self.up(self.take([x])))) + self.embed(sign)
+
+
+class Last(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, stack):
+        return self.layer(stack.pop())
+
+
 CASES = {
     "late units": (Sentences, sentences, {}),
     "units before": (Counted, sentences, {"sync_each_micro_batch": False}),
@@ -80,6 +126,10 @@ CASES = {
     "offloaded, scattered once": (Gan, vectors, {"cpu_offload": True, "sync_each_micro_batch": False}),
     "stages, selective": (Stages, vectors, {}),
     "stages, full": (Stages, vectors, {}),
+    "borrowed": (Borrowed, vectors, {}),
+    "borrowed, full": (Borrowed, vectors, {}),
+    "borrowed, offloaded, scattered once": (Borrowed, vectors, {"cpu_offload": True, "sync_each_micro_batch": False}),
+    "labelled dit": (built_in_jobs.Labelled, built_in_jobs.batches(built_in_jobs.Labelled), {}),
 }
 TENSOR_CASES = {name: (kind, words, {}) for name, kind in CARRIED.items()}
 """Nets whose layers are cut."""
@@ -96,6 +146,7 @@ PARTS = [f"net.model.layers.{i}.{part}" for i in range(2) for part in ("input_la
 MODES = {
     "stages, selective": {"net.0": "selective", "net.1": "selective"},
     "stages, full": {"net.0": "full", "net.1": "full"},
+    "borrowed, full": {"net.blocks.0": "full", "net.blocks.1": "selective", "net.blocks.2.take": "full"},
     "divided llama, full": {"net.model.layers.0": "full", "net.model.layers.1": "full"},
     "llama, parts": dict.fromkeys([*PARTS, "net.model.layers.0.mlp"], "full"),
     "mixture, parts": dict.fromkeys([*PARTS, "net.model.layers.0.mlp.gate"], "full"),
@@ -140,7 +191,7 @@ def idle(job, part):
 
 class Outside(Transformer):
     def loss(self, nets, batch):
-        return Loss(nets["dit"].out(torch.randn(2, self.dim)).sum(), 2)
+        return Loss(nn.functional.linear(torch.randn(2, self.dim), nets["dit"].out.weight).sum(), 2)
 
 
 class Scalar(Sentences):

@@ -61,7 +61,7 @@ def test_what_cannot_be_carried_is_refused_by_name_and_with_the_engine_to_use(ra
     assert "optimizer 'net'" in optimizer
     assert "Own" in optimizer
     assert "judge" in apart
-    assert "outside of its net's forward" in outside
+    assert "outside of the forward of a module that holds it" in outside
     assert all("--engine ddp" in said for said in (scalar, optimizer, apart, outside))
 
 

@@ -17,7 +17,7 @@ from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.mesh import MeshShape
 from memfit.trace.step import Tracing, trace_job
-from tests.engine.pipeline_jobs import Stacked, Stages
+from tests.engine.pipeline_jobs import Residual, Stacked, Stages
 
 
 def block(nbytes):
@@ -50,13 +50,50 @@ class Borrowing(Stages):
             return self.blocks[0].norm(x).mean(1, keepdim=True)
 
 
-@pytest.mark.parametrize("mesh", [MeshShape(dp_shard=2), MeshShape(dp_shard=2, tp=2)], ids=str)
-def test_a_layer_that_is_called_without_the_block_that_gathers_it_is_refused_by_its_name(mesh):
+class Weighing(Stages):
+    """The net calls a method of its first block that is not its forward, and reads a weight."""
+
+    class Net(Stacked):
+        def __init__(self):
+            super().__init__()
+            self.blocks[0] = Weighed(24)
+
+        def scale(self, tokens, x):
+            return self.blocks[0].weigh(x)
+
+
+class Weighed(Residual):
+    def weigh(self, x):
+        return x * self.norm.weight
+
+
+WINDOWS = 2
+"""That a trace has."""
+MESHES = [MeshShape(dp_shard=2), MeshShape(dp_shard=2, tp=2)]
+
+
+def trace(job, mesh):
     how = Tracing(device=find_device("cpu"), engine="fsdp2", world=mesh.world, mesh=mesh)
+    return trace_job(job, Shape(items=4), how)
+
+
+def gathers(traced):
+    """How often parameters of a block are copied out of what was gathered."""
+    return sum(traced.names[number].startswith("fsdp.split_with_sizes_copy") for number in traced.operator_name)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_the_block_of_a_layer_that_is_called_without_it_is_gathered_for_the_call(mesh):
+    borrowing, plain = (gathers(trace(job, mesh)) for job in (Borrowing(), Stages()))
+    assert borrowing == plain + 2 * WINDOWS, "for its forward and for its backward"
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_a_block_whose_method_reads_a_parameter_is_refused_by_its_name(mesh):
     with pytest.raises(InputError) as said:
-        trace_job(Borrowing(), Shape(items=4), how)
+        trace(Weighing(), mesh)
     line = str(said.value)
-    assert "module net.blocks.0.norm on --engine fsdp2: it is called outside of the forward of net.blocks.0" in line
+    assert "module net.blocks.0 on --engine fsdp2: a method of it that is not its forward reads parameters" in line
     assert "leave dp_shard out of the mesh" in line
 
 
