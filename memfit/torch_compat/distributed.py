@@ -40,6 +40,9 @@ SHAPE_PROPAGATION = (
 """Methods of ShardingPropagator that compute shapes on tensors of the global shape; a version has some of them."""
 CHUNKS = "_chunk_with_empty"
 """For patches of ``fsdp_param``: what cuts a parameter into the shards of all ranks."""
+FSDP_PARAMETER: Any = fsdp_param.FSDPParam
+MAKE_GATHERED = "init_unsharded_param"
+"""For patches of FSDP_PARAMETER: what makes a parameter of a tensor that was gathered."""
 
 
 OWN_VALUES: dict[str, Any] = (
@@ -257,6 +260,8 @@ def methods_of(owner: type, names: tuple[str, ...]) -> dict[str, Any]:
 __all__ = [
     "CHUNKS",
     "DISTRIBUTE_REGION",
+    "FSDP_PARAMETER",
+    "MAKE_GATHERED",
     "MESH_ARITHMETIC",
     "SHAPE_PROPAGATION",
     "Chunks",

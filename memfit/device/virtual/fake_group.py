@@ -19,10 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from memfit.device.virtual import backend
+from memfit.device.virtual.hybrid_mode import real_parameters
 from memfit.device.virtual.patching import appended, replaced
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.distributed import (
     CHUNKS,
+    FSDP_PARAMETER,
+    MAKE_GATHERED,
     MESH_ARITHMETIC,
     SHAPE_PROPAGATION,
     Chunks,
@@ -96,6 +99,16 @@ def _quietly(function: Callable[..., Any], quiet: Quiet) -> Callable[..., Any]:
     return call
 
 
+def _of_same_storage(make: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A method that makes parameters of tensors whose storages FSDP2 empties and fills again."""
+
+    def call(parameter: Any) -> None:
+        with real_parameters():
+            make(parameter)
+
+    return call
+
+
 def _current_stream(device: Any = None) -> Any:
     """Of ``torch.accelerator``; dynamo refuses a function that is ``torch.cuda.current_stream`` too."""
     return backend.current_stream(device)
@@ -130,6 +143,9 @@ def fake_world(
         stack.enter_context(replaced(DeviceMesh, **arithmetic))
         stack.enter_context(replaced(ShardingPropagator, **shapes))
         stack.enter_context(replaced(fsdp_param, **{CHUNKS: Chunks}))
+        stack.enter_context(
+            replaced(FSDP_PARAMETER, **{MAKE_GATHERED: _of_same_storage(getattr(FSDP_PARAMETER, MAKE_GATHERED))})
+        )
         stack.enter_context(
             replaced(
                 ddp,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from memfit.device.virtual.assumptions import ASSUMED, assumed_integer
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.fake_mode import VirtualMode
-from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.patching import appended, replaced
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, is_traceable_wrapper_subclass_type
 from memfit.torch_compat.attributes import schema_of, storage_id_of
 
@@ -76,7 +76,9 @@ def _targets(func: Any) -> tuple[str, ...]:
 
 def _written(targets: list[Any], out: Any) -> Any:
     """The outputs of a call, real where the tensor that they are written into is and has their shape: it keeps its
-    content."""
+    content. An operator that gives nothing, as FSDP2's ``chunk_cat``, leaves its content too."""
+    if out is None:
+        return None
     outs = out if isinstance(out, tuple | list) else (out,)
     pairs = zip(targets, outs, strict=True)
     kept = [target if _is_real(target) and target.shape == made.shape else made for target, made in pairs]
@@ -203,6 +205,16 @@ def _assumed_content(fake: FakeTensor, dtype: torch.dtype) -> Tensor:
     return made
 
 
+_keeps_real: list[bool] = []
+
+
+@contextlib.contextmanager
+def real_parameters() -> Iterator[None]:
+    """A context in which ``nn.Parameter`` of a real CPU tensor has its storage, within ``fake_parameters`` too."""
+    with appended(_keeps_real, True):
+        yield
+
+
 @contextlib.contextmanager
 def fake_parameters(mode: HybridMode, made: Callable[[FakeTensor], None] = lambda tensor: None) -> Iterator[None]:
     """A context in which ``nn.Parameter`` of a real CPU tensor is fake: a net costs host memory for one tensor at a
@@ -214,7 +226,7 @@ def fake_parameters(mode: HybridMode, made: Callable[[FakeTensor], None] = lambd
     make = nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        if type(data) in _PLAIN and data.device.type == "cpu":
+        if not _keeps_real and type(data) in _PLAIN and data.device.type == "cpu":
             data = mode.fake_like(data)
             made(data)
         return make(cls, data, requires_grad)

@@ -6,9 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from memfit.device.virtual.fake_group import is_simulated
+
 
 def balance_experts() -> None:
-    """Replaces what torchtitan's dispatcher reads of the counts of tokens, in this process, for good.
+    """Replaces what torchtitan's dispatcher reads of the counts of tokens, in this process, for good. On a real group
+    it changes nothing.
 
     The counts follow from the router's choices, which a trace does not have; their sum is known. The tokens that a rank
     sends are divided evenly over the group, and it receives as many as it sends.
@@ -22,6 +25,8 @@ def balance_experts() -> None:
         return dispatch(self, tokens, scores, experts, counts)
 
     def balanced(self: Any, own: Tensor, received: Tensor, ranks: int) -> Any:
+        if not is_simulated():
+            return exchange(self, own, received, ranks)
         received_counts, _, _ = exchange(self, own, received, ranks)
         least, more = divmod(self._memfit_sent, ranks)
         sent = [least + (rank < more) for rank in range(ranks)]

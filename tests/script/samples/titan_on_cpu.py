@@ -3,7 +3,8 @@
 Attention is torch's own, since FlexAttention has no backward on the CPU. With WORLD_SIZE and RANK, one rank of FSDP.
 With TITAN_FLOAT8=1, torchao's Float8 layers in its emulation, which a CPU runs. With TITAN_COMPILE=1, blocks and loss
 are compiled. TITAN_MODEL names another model with a debug model, and TITAN_PARALLELISM has settings of ``parallelism``
-as JSON. With TITAN_PLAIN=1, nothing is recomputed.
+as JSON; tokens then go to all experts alike where ranks hold some of the experts. With TITAN_PLAIN=1, nothing is
+recomputed.
 """
 
 import importlib
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 
 from torch.distributed.fsdp import FSDPModule
 
+from memfit.script.titan.balanced_experts import balance_experts
 from memfit.script.titan.config import importable
 from memfit.script.titan.other_stages import other_stages
 from memfit.script.titan.trainer import stand_in
@@ -54,7 +56,9 @@ with importable():
     for name, value in settings.items():
         setattr(config.parallelism, name, value)
     config.compile.enable = os.environ.get("TITAN_COMPILE") == "1"
+    config.debug.moe_force_load_balance = config.parallelism.expert_parallel_degree > 1
     stand_in(config)
+    balance_experts()
     with other_stages(config) as follow:
         trainer = config.build()
         follow(trainer)
