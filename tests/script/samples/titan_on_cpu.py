@@ -11,10 +11,16 @@ import importlib
 import json
 import os
 import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
+from typing import Any
 
+import torch
 from torch.distributed.fsdp import FSDPModule
 
+from memfit.device.virtual.fake_group import is_simulated
+from memfit.device.virtual.patching import replaced
 from memfit.script.titan.balanced_experts import balance_experts
 from memfit.script.titan.config import importable
 from memfit.script.titan.other_stages import other_stages
@@ -26,10 +32,37 @@ MONITOR = {
     "reset_peak_memory_stats": lambda: None, "empty_cache": lambda: None, "memory_stats": lambda device: {},
 }  # fmt: skip
 """What the trainer asks of its card's module for its log."""
+COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+"""Those that layers call, of torch.ops._c10d_functional."""
+SECONDS = 0.005
+"""In which gloo's threads let go of the tensors of a collective that is done."""
 SINGLE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}
 
 for name, value in SINGLE.items():
     os.environ.setdefault(name, value)
+
+
+class Settled:
+    """A collective of which no thread of gloo holds a tensor when it returns."""
+
+    def __init__(self, operator: Any) -> None:
+        self._operator = operator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        out = torch.ops._c10d_functional.wait_tensor(self._operator(*args, **kwargs))
+        time.sleep(SECONDS)
+        return out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operator, name)
+
+
+def settled() -> AbstractContextManager[None]:
+    """A context in which layers' collectives are."""
+    operators = torch.ops._c10d_functional
+    return replaced(operators, **{name: Settled(getattr(operators, name)) for name in COLLECTIVES})
+
+
 with importable():
     from torchtitan.models.common.attention import ScaledDotProductAttention
 
@@ -66,5 +99,6 @@ with importable():
             for module in part.modules():
                 if isinstance(module, FSDPModule):
                     module.set_force_sum_reduction_for_comms(True)  # gloo has no sum that scales
-        trainer.train()
+        with nullcontext() if is_simulated() else settled():
+            trainer.train()
         trainer.close()

@@ -68,24 +68,46 @@ def test_the_trace_has_the_bytes_of_a_real_rank(world: int, variable: str, tmp_p
         ({"pp": 4}, "1F1B", "llama3"), ({"pp": 4}, "GPipe", "llama3"), ({"pp": 4}, "Interleaved1F1B", "llama3"),
         ({"pp": 4}, "ZBVZeroBubble", "llama3"),
         ({"pp": 2, "dp_shard": 2}, "1F1B", "llama3"), ({"pp": 2, "dp_shard": 2}, "Interleaved1F1B", "llama3"),
-        ({"pp": 2}, "1F1B", "deepseek_v3"), ({"pp": 2}, "1F1B", "gpt_oss"),
+        ({"pp": 2}, "1F1B", "deepseek_v3"), ({"pp": 2}, "1F1B", "gpt_oss"), ({"pp": 2, "tp": 2}, "1F1B", "llama3"),
     ],
 )  # fmt: skip
 def test_each_rank_of_a_pipeline_has_the_bytes_of_a_real_one(
     degrees: dict[str, int], schedule: str, model: str, tmp_path: Path, monkeypatch
 ) -> None:
+    compare(degrees, schedule, model, {}, tmp_path, monkeypatch)
+
+
+def compare(
+    degrees: dict[str, int], schedule: str, model: str, more: dict[str, str], tmp_path: Path, monkeypatch
+) -> None:
+    """Every rank of a mesh, traced and real; ``more``: further settings of ``parallelism``."""
     monkeypatch.chdir(tmp_path)
-    settings = {DEGREES[name]: size for name, size in degrees.items()} | {"pipeline_parallel_schedule": schedule}
+    settings = {DEGREES[name]: size for name, size in degrees.items()} | {"pipeline_parallel_schedule": schedule} | more
     monkeypatch.setenv("TITAN_PARALLELISM", json.dumps(settings))
     monkeypatch.setenv("TITAN_MODEL", model)
     if "ZeroBubble" in schedule:  # torch's selective checkpointing recomputes for one backward alone
         monkeypatch.setenv("TITAN_PLAIN", "1")
-    world = prod(degrees.values())
+    world = prod(size for name, size in degrees.items() if name != "ep")  # which are ranks of dp_shard
     traced = [traced_peak(world, rank) for rank in range(world)]
     operators = set.union(*(operators for _, operators in traced))
-    runs = [real_peaks(world, operators) for _ in range(3 if "dp_shard" in degrees else 1)]
+    runs = [real_peaks(world, operators) for _ in range(3 if {"dp_shard", "tp"} & degrees.keys() else 1)]
     least = [min(peaks) for peaks in zip(*runs, strict=True)]  # on a busy machine gloo's threads hold tensors on
     assert [peak for peak, _ in traced] == pytest.approx(least, rel=BOUND)
+
+
+@needs_pipelines
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("degrees", "model"),
+    [
+        ({"dp_shard": 2}, "llama3"), ({"pp": 2}, "llama3"), ({"pp": 2, "tp": 2}, "llama3"),
+        ({"dp_shard": 2, "ep": 2}, "deepseek_v3"), ({"pp": 2, "dp_shard": 2, "ep": 2}, "deepseek_v3"),
+    ],
+)  # fmt: skip
+def test_each_rank_of_spmd_types_has_the_bytes_of_a_real_one(
+    degrees: dict[str, int], model: str, tmp_path: Path, monkeypatch
+) -> None:
+    compare(degrees, "1F1B", model, {"spmd_backend": "spmd_types"}, tmp_path, monkeypatch)
 
 
 def traced_peak(world: int, rank: int) -> tuple[int, set[str]]:
