@@ -134,7 +134,7 @@ def plans_of(nets: Nets, ranks: int, dimension: str = EXPERTS) -> Mapping[str, M
     if not plans:
         kinds = ", ".join(f"{name!r} ({type(net).__name__})" for name, net in nets.items())
         why = "no net has a mixture of experts with an expert-parallel plan of transformers"
-        raise InputError(f"net {kinds} on {where}", why, _without(where))
+        raise InputError(f"net{'s' * (len(nets) > 1)} {kinds} on {where}", why, _without(where))
     for name, plan in plans.items():
         for path, layout in plan.items():
             if layout not in (DIVIDED, CALLED):

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from torch import nn
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.engine.expert_parallel import has_experts, plans_of
@@ -123,3 +124,9 @@ def test_parts_on_the_host_are_refused_where_tokens_are_sent():
     how = Tracing(device=find_device("h100"), engine="fsdp2", world=2, mesh=mesh, engine_choices={"cpu_offload": True})
     with pytest.raises(InputError, match=r"cpu_offload on the mesh dp_shard_in_ep=2: experts .* are on the device"):
         trace_job(Mixture(), Shape(items=2), how)
+
+
+def test_all_nets_without_experts_are_named():
+    nets = {"judge": nn.Linear(2, 2), "maker": nn.Linear(2, 2)}
+    with pytest.raises(InputError, match=r"nets 'judge' \(Linear\), 'maker' \(Linear\) on ep=2"):
+        plans_of(nets, 2)
