@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from memfit.device.hardware.catalogue import find_device
-from memfit.engine import fsdp2
+from memfit.engine import sharded_reads
 from memfit.engine.fsdp2 import LEAST, units
 from memfit.errors import InputError
 from memfit.job import Shape
@@ -98,15 +98,15 @@ def test_a_block_whose_method_reads_a_parameter_is_refused_by_its_name(mesh):
 
 
 @pytest.mark.parametrize("said", ["can't allocate memory: you tried", "Connection closed by peer [127.0.0.1]", "other"])
-def test_a_block_that_fails_itself_before_it_is_gathered_is_not_said_to_be_called_outside(said, monkeypatch):
+def test_a_block_that_fails_before_it_is_gathered_is_not_said_to_be_read_outside(said, monkeypatch):
     """Memory runs out, or a rank is lost, while its parameters are gathered."""
     sharded = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    monkeypatch.setattr(fsdp2, "_unit_of", lambda net, path: path.partition(".")[0])
-    monkeypatch.setattr(fsdp2, "fsdp_groups", lambda block: [SimpleNamespace(is_unsharded=False)])
+    monkeypatch.setattr(sharded_reads, "_unit_of", lambda net, path: path.partition(".")[0])
+    monkeypatch.setattr(sharded_reads, "fsdp_groups", lambda block: [SimpleNamespace(is_unsharded=False)])
 
     def gather(*_):
         raise RuntimeError(said)
 
     sharded[0].register_forward_pre_hook(gather)
-    with pytest.raises(RuntimeError, match=re.escape(said)), fsdp2.sharded_reads({"net": sharded}):
+    with pytest.raises(RuntimeError, match=re.escape(said)), sharded_reads.sharded_reads({"net": sharded}):
         sharded(torch.ones(1, 2))
