@@ -2,8 +2,9 @@
 
 A net that carries its state from batch to batch, or a job that keeps a running centre, holds it in an attribute and not
 in a buffer. Searched are the attributes of a job and of modules that are not torch's own, with the lists, dicts, sets
-and deques in them. Tensors are copied up to ``MOST_BYTES`` together. Left as they are: larger tensors, those with a
-graph, containers of more than ``MOST_ENTRIES``, attributes of other objects and of classes, and globals.
+and deques in them. Tensors are copied up to ``MOST_BYTES`` together, while there is memory for it. Left as they are:
+larger tensors, those with a graph, containers of more than ``MOST_ENTRIES``, attributes of other objects and of
+classes, and globals.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from memfit.engine.collectives import is_memory_failure
 from memfit.torch_compat.attributes import version_of
 
 MOST_BYTES = 16 << 20
@@ -78,10 +80,12 @@ class AttributeSnapshot:
                     if not _is_kept(value, left):
                         contents[key] = LEFT
                         continue
+                    copied = _copy(value, before.get(id(value)))
+                    if copied is None:
+                        contents[key], left = LEFT, 0
+                        continue
                     left -= value.nbytes
-                    old, version = before.get(id(value)), version_of(value)
-                    is_new = old is None or old[0] is not value or old[1] != version
-                    self._copies[id(value)] = (value, version, value.clone()) if is_new or old is None else old
+                    self._copies[id(value)] = copied
 
     def restore(self) -> None:
         """Puts back what ``keep`` noted."""
@@ -96,6 +100,19 @@ class AttributeSnapshot:
 def _has_own_code(module: nn.Module) -> bool:
     """Whether a class of the module is not torch's own: torch's modules keep in buffers what changes."""
     return any(kind.__module__.partition(".")[0] not in ("torch", "builtins") for kind in type(module).__mro__)
+
+
+def _copy(tensor: Tensor, before: tuple[Tensor, int, Tensor] | None) -> tuple[Tensor, int, Tensor] | None:
+    """The tensor, its version and a copy of it: the last one where it has not changed; None where memory runs out."""
+    version = version_of(tensor)
+    if before is not None and before[0] is tensor and before[1] == version:
+        return before
+    try:
+        return tensor, version, tensor.clone()
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory_failure(error):
+            raise
+        return None
 
 
 def _is_kept(tensor: Tensor, left: int) -> bool:
