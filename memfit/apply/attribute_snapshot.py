@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,9 @@ from memfit.torch_compat.attributes import version_of
 
 MOST_BYTES = 16 << 20
 MOST_ENTRIES = 1000
-_PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
+_NONE: frozenset[str] = frozenset()
+_uninspected: set[type] = {int, float, bool, str, bytes, type(None)}
+"""Types of values that are put back as they are: no containers, generators or tensors. More come as they are met."""
 LEFT = object()
 """In the place of a value that is not put back."""
 OF_MODULES = frozenset(vars(nn.Module()))
@@ -46,7 +48,7 @@ class AttributeSnapshot:
     times."""
 
     def __init__(self, modules: Sequence[nn.Module], job: object) -> None:
-        self._owners = [job, *(module for module in modules if _has_own_code(module))]
+        self._owners = [(job, _NONE), *((module, OF_MODULES) for module in modules if _has_own_code(module))]
         self._boxes: list[tuple[Any, Any, frozenset[str]]] = []
         """Containers, their contents, and keys that are no part of these."""
         self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}
@@ -56,27 +58,40 @@ class AttributeSnapshot:
     def keep(self) -> None:
         """Notes the present attributes. A tensor that has not changed since the last time is not copied again."""
         before, self._copies, self._boxes, self._generators = self._copies, {}, [], []
-        left, seen = MOST_BYTES, set[int]()
-        pending: list[tuple[Any, frozenset[str]]] = [
-            (vars(owner), OF_MODULES if isinstance(owner, nn.Module) else frozenset()) for owner in self._owners
-        ]
-        while pending:
-            box, skipped = pending.pop()
-            if id(box) in seen:
-                continue
-            seen.add(id(box))
+        pending = []
+        for owner, skipped in self._owners:
+            box = vars(owner)
             contents = contents_of(box, skipped)
             self._boxes.append((box, contents, skipped))
+            if not _uninspected.issuperset(map(type, contents.values())):
+                pending.append(contents)
+        if pending:
+            self._search(pending, before)
+
+    def _search(self, pending: list[Any], before: Mapping[int, tuple[Tensor, int, Tensor]]) -> None:
+        """Notes what these contents hold, and what is in that.
+
+        Args:
+            before: the copies of the last time.
+        """
+        left, seen = MOST_BYTES, {id(box) for box, _, _ in self._boxes}
+        while pending:
+            contents = pending.pop()
             for key, value in list(_entries(contents)):
                 kind = type(value)
-                if kind in _PLAIN:
+                if kind in _uninspected:
                     continue
                 if isinstance(value, CONTAINERS):
-                    if len(value) <= MOST_ENTRIES:
-                        pending.append((value, frozenset()))
+                    if len(value) <= MOST_ENTRIES and id(value) not in seen:
+                        seen.add(id(value))
+                        inner = contents_of(value, _NONE)
+                        self._boxes.append((value, inner, _NONE))
+                        pending.append(inner)
                 elif kind in _GENERATORS:
                     self._generators.append((value, _GENERATORS[kind][0](value)))
-                elif isinstance(value, Tensor) and id(value) not in self._copies:
+                elif not isinstance(value, Tensor):
+                    _uninspected.add(kind)
+                elif id(value) not in self._copies:
                     if not _is_kept(value, left):
                         contents[key] = LEFT
                         continue

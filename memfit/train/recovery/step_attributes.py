@@ -28,6 +28,7 @@ MOST_OBJECTS = 1000
 SMALL_BYTES = 64 << 10
 """A larger tensor of the state is not kept alive for the case that a failed step puts another in its place."""
 _PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
+_OPTIONS = _PLAIN | {tuple}
 _TENSORS = frozenset((Tensor,))
 _NOTHING: frozenset[str] = frozenset()
 
@@ -51,7 +52,10 @@ class StepAttributes:
         self._ids = _tensor_ids(values)
         pending: list[Any] = list(step_hooks(optimizer))
         for group in optimizer.param_groups:
-            for value in self._box(group, _PARAMS).values():
+            options = self._box(group, _PARAMS).values()
+            if _OPTIONS.issuperset(map(type, options)):
+                continue
+            for value in options:
                 if isinstance(value, Tensor):
                     self.group_tensors.append(value)
                 elif isinstance(value, CONTAINERS):
