@@ -141,6 +141,8 @@ class TrainingLoop:
                     stopped = self._train_window(context.windows.window(number))
                 except (AbandonedError, Exception) as error:
                     if not (isinstance(error, AbandonedError) or self._ends_early(error)):
+                        if memory_limit.is_memory_failure(error) and (grown := self._grown_memory(error)):
+                            raise grown from None  # outside of what recovery does again, as where the run saves
                         raise
                     clear_frames(error)
                     self._recovery.go_back()
@@ -371,15 +373,7 @@ class TrainingLoop:
         """Memory ran out where nothing is done again, as in what recovery itself allocates. Saves where it can."""
         clear_frames(error)
         memory_limit.lift()
-        failure = Failure(
-            part=self._recovery.part,
-            micro_batch=-1,
-            ids=(),
-            requested_bytes=requested_bytes(message_of(error)),
-            held_bytes=held_bytes(self._state.device),
-            message=describe(error),
-        )
-        why = self._reports.grown_memory(failure) or error
+        why = self._grown_memory(error) or error
         self._save_before(number, why, together=self._engine.world == 1)
         return why
 
@@ -392,3 +386,11 @@ class TrainingLoop:
         if not saved:
             return Exit.STOPPED
         return Exit.CHECK_FAILED if self._phases.failed or not self._context.limits.validates else Exit.DONE
+
+    def _grown_memory(self, error: Exception) -> Exception | None:
+        """As ``MemoryReports.grown_memory``, of an error in no micro-batch."""
+        failure = Failure(
+            part=self._recovery.part, micro_batch=-1, ids=(), requested_bytes=requested_bytes(message_of(error)),
+            held_bytes=held_bytes(self._state.device), message=describe(error),
+        )  # fmt: skip
+        return self._reports.grown_memory(failure)
