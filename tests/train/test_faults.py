@@ -3,6 +3,7 @@
 python -m pytest tests/train/test_faults.py
 """
 
+import errno
 import json
 from pathlib import Path
 from typing import ClassVar
@@ -18,6 +19,9 @@ from memfit.engine.single import Single
 from memfit.errors import Exit
 from memfit.plan import PhasePolicy
 from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.loop.loop import TrainingLoop
+from memfit.train.loop.memory_reports import MemoryReports
+from memfit.train.recovery.memory_growth import GrownMemoryError
 from memfit.train.recovery.recovery import Recovery, SampleTooLargeError
 from memfit.train.recovery.reduced_limits import StartAgainError
 from testing.faulty_jobs import ASKED, JOBS, Noisy, Plain, Spoiled, run, run_out_of_memory, same
@@ -388,3 +392,13 @@ def test_saving_that_fails_costs_no_step(failing, tmp_path, monkeypatch):
     assert all("no memory for it" in line for line in said)
     assert answer == ids
     assert same(learnt, wanted)
+
+
+def test_memory_that_has_grown_is_named_where_it_runs_out_in_a_save(tmp_path, monkeypatch):
+    def save(self, next_window):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(TrainingLoop, "_save", save)
+    monkeypatch.setattr(MemoryReports, "grown_memory", lambda self, failure: GrownMemoryError("no sample is to blame"))
+    with pytest.raises(GrownMemoryError):
+        run(tmp_path, Plain(), 3)
