@@ -48,7 +48,7 @@ def _difference(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> tup
     if len(mine) != len(theirs):
         return "groups", len(mine), len(theirs)
     for here, there in zip(mine, theirs, strict=True):
-        for key in here.keys() | there.keys():
+        for key in sorted(here.keys() | there.keys()):
             if here.get(key) != there.get(key):
                 return key, here.get(key), there.get(key)
     return None
