@@ -22,7 +22,8 @@ from memfit.planner.lr_scaling import learning_rate
 from memfit.planner.predict import predict
 from memfit.planner.request import PlanRequest
 from memfit.planner.search import search as search_module
-from memfit.planner.search.candidate_search import CandidateSearch, sizes
+from memfit.planner.search.batch_splits import sizes
+from memfit.planner.search.candidate_search import CandidateSearch
 from memfit.planner.search.search import find_plan
 from memfit.planner.search.traced_job import open_traced_job
 from memfit.planner.suggestions.larger_hardware import larger_hardware
@@ -274,6 +275,23 @@ def test_a_larger_micro_batch_takes_less_than_its_share_of_the_time():
         drafts._kept_seconds = {1: 1.0, 4: 2.5}
         assert drafts.kept_seconds(2) == pytest.approx(1.5)
         assert drafts.kept_seconds(16) == pytest.approx(8.5)
+
+
+def test_candidates_come_in_the_order_of_their_estimates_and_only_the_first_are_estimated():
+    device = card(64)
+    with open_traced_job(JOB, Tracing(device=device), tight_shape()) as fitting:
+        search = CandidateSearch(fitting, device, 64, 1)
+        search._measure(next(geometry for geometry in search.geometries if geometry.micro_batch == 4))
+        every = [search.estimate(geometry) for geometry in search.geometries]
+        assert all(search.bound(each.geometry) <= each.rank for each in every if each.fits)
+        expected = sorted((each for each in every if each.fits), key=lambda each: each.rank)
+        assert [each.geometry.micro_batch for each in search.ranked(search.geometries)] == [
+            each.geometry.micro_batch for each in expected
+        ]
+        assert 3 < len(expected) <= len(every)
+        search._estimates.clear()
+        assert next(search.ranked(search.geometries)) == expected[0]
+        assert len(search._estimates) < len(expected)
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])

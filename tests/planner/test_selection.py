@@ -15,7 +15,7 @@ from bench.planner import extremes, measured, select
 from memfit.apply.checkpointing import recompute
 from memfit.job import Shape
 from memfit.planner.search.checkpoint_options import CheckpointOption
-from memfit.planner.search.selection import Problem, floor, solve
+from memfit.planner.search.selection import Problem, floor, least_seconds, solve
 from testing.large_nets import Decoder, Dit, UNet
 
 
@@ -58,14 +58,29 @@ def test_never_worse_than_an_exhaustive_search(case):
     problem, budget = case
     every = list(itertools.product(*(range(len(ways)) for ways in problem.ways)))
     fitting = [choice for choice in every if problem.peak(choice) <= budget]
-    result = solve(problem, budget)
+    result, bound = solve(problem, budget), least_seconds(problem, budget)
     if not fitting:
         assert result is None
         assert problem.peak(floor(problem)) == pytest.approx(min(map(problem.peak, every)), rel=1e-6)
         return
     assert result is not None
+    assert bound <= min(map(problem.seconds, fitting))
     assert problem.peak(result) <= budget * (1 + 1e-9) + 1
     assert problem.seconds(result) == pytest.approx(min(map(problem.seconds, fitting)), rel=1e-5, abs=1e-4)
+
+
+def test_seconds_that_no_choice_is_below_are_near_those_of_the_best():
+    """Halves of blocks are what the bound may have and a choice may not: it is below by less than one block's."""
+    ways = [
+        CheckpointOption(modes={}, kept=np.zeros((1, 1)), peak=np.zeros((1, 2)), seconds=seconds)
+        for seconds in (0.0, 1.0)
+    ]
+    problem = Problem(ways=[ways] * 20, base=np.zeros(1), bytes=[np.array([[10.0 * (1 << 20), float(1 << 20)]])] * 20)
+    budgets = [least * (1 << 20) for least in (19, 20, 25, 110, 200)]
+    assert [least_seconds(problem, budget) for budget in budgets] == pytest.approx(
+        [np.inf, 20.0, 175 / 9, 10.0, 0.0], abs=1e-4
+    )
+    assert [problem.seconds(solve(problem, budget)) for budget in budgets[1:]] == [20.0, 20.0, 10.0, 0.0]
 
 
 CASES = {

@@ -33,7 +33,8 @@ from memfit.planner.pipeline.cut_search import CutSearch
 from memfit.planner.pipeline.pipeline_costs import PipelineCosts
 from memfit.planner.predict import checkpoint_all, default_checkpointing, last_of_sequence
 from memfit.planner.request import PlanRequest
-from memfit.planner.search.candidate_search import Candidate, CandidateSearch, geometries
+from memfit.planner.search.batch_splits import geometries
+from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 from memfit.planner.search.full_step import policy_name
 from memfit.planner.search.traced_job import TracedJob, open_traced_job
 from memfit.planner.timing.mesh_time import MeshCommunication

@@ -19,7 +19,8 @@ from memfit.job import Nets, Shape
 from memfit.planner.live_bytes import GRAIN, live_bytes_of
 from memfit.planner.options import validation_policies
 from memfit.planner.predict import plain_nets, with_precision
-from memfit.planner.search.candidate_search import Candidate, CandidateSearch, sizes
+from memfit.planner.search.batch_splits import sizes
+from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 from memfit.trace.session import MicroTrace
 
 VISITING = 4

@@ -19,7 +19,7 @@ from memfit.job import Job, Nets, Shape
 from memfit.mesh import MeshShape
 from memfit.planner.pipeline.module_costs import ModuleCosts, trace_module_costs
 from memfit.planner.pipeline.stage_model import StageModel
-from memfit.planner.search.candidate_search import without_single_items
+from memfit.planner.search.batch_splits import without_single_items
 from memfit.planner.search.traced_job import TracedJob
 from memfit.trace.step import Tracing
 

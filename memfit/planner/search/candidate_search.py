@@ -1,27 +1,29 @@
 """Drafts: ways to run one window, over micro-batches and selections, measured where that is worth it.
 
-One micro-batch's shape is traced under every uniform choice (``traced_job``). For another micro-batch the same
-figures are
-taken to grow with it, which ranks the rest; what ranks first is traced itself, until nothing unmeasured is noticeably
-faster.
+One micro-batch's shape is traced under every uniform choice (``traced_job``). For another micro-batch the same figures
+are taken to grow with it, which ranks the rest; what ranks first is traced itself, until nothing unmeasured is
+noticeably faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from memfit.device.hardware.catalogue import Device
-from memfit.errors import InputError
-from memfit.geometry import Geometry, least_micro_batch, shape_of, split
-from memfit.job import Job, Shape
+from memfit.geometry import Geometry
+from memfit.job import Shape
 from memfit.mesh import MeshShape
 from memfit.planner.predict import footprint_on
+from memfit.planner.search.batch_splits import geometries, without_single_items
 from memfit.planner.search.engine_choice import Communicates, silent
-from memfit.planner.search.selection import Problem, floor, scaled, solve
+from memfit.planner.search.selection import Problem, floor, least_seconds, scaled, solve
 from memfit.planner.search.traced_job import TracedJob
 from memfit.planner.timing.pipeline_time import ONE_STAGE, PipelineTime
 from memfit.planner.timing.probed_windows import ProbedWindow, probed
@@ -36,8 +38,6 @@ WORTH = 0.01
 were off by up to 1.3 % (LatentSync stage 1 on 24 GB), so that less would be chance."""
 ROUGH = 0.01
 """How near the least seconds of a choice are looked for, where the choice is only estimated."""
-RANKED = 24
-"""Micro-batches that are ranked, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,24 +101,21 @@ class CandidateSearch:
             over = [g for g in rest if self.kept_peak(g.micro_batch) > self.budget]
             if over and not self._measured:
                 self._observe(over[-1])
-            search = [self.estimate(geometry) for geometry in rest]
-            worth = [
-                candidate
-                for candidate in search
-                if candidate.fits and candidate.rank < self._enough(best, candidate.geometry)
-            ]
-            if not worth:
+            rest = [g for g in rest if self.bound(g) < self._enough(best, g)]
+            worth = (some for some in self.ranked(rest) if some.rank < self._enough(best, some.geometry))
+            first = next(worth, None)
+            if first is None:
                 break
-            first = min(worth, key=lambda candidate: (candidate.rank, -candidate.geometry.micro_batch))
             self._measure(first.geometry)
         return self._best_tried() or self._fallback()
 
     def alternatives(self, best: Candidate) -> list[Candidate]:
-        """The three next best that fit, each of another micro-batch, and the fastest that recomputes all or nothing."""
-        others = [candidate for micro, candidate in self.tried.items() if micro != best.geometry.micro_batch]
-        known = {candidate.geometry.micro_batch for candidate in (best, *others)}
-        others += [self.estimate(g) for g in self.geometries if g.micro_batch not in known]
-        return sorted((candidate for candidate in others if candidate.fits), key=lambda candidate: candidate.rank)[:3]
+        """The three next best that fit, each of another micro-batch."""
+        others = [some for micro, some in self.tried.items() if micro != best.geometry.micro_batch and some.fits]
+        known = {best.geometry.micro_batch, *self.tried}
+        rest = self.ranked(g for g in self.geometries if g.micro_batch not in known)
+        ordered = heapq.merge(sorted(others, key=attrgetter("rank")), rest, key=attrgetter("rank"))
+        return list(islice(ordered, 3))
 
     def seconds(self, geometry: Geometry, micro_seconds: float) -> float | None:
         """Seconds of a window of such micro-batches; None where the device's rates are not known."""
@@ -127,6 +124,34 @@ class CandidateSearch:
     def shape(self, geometry: Geometry) -> tuple[Shape, bool]:
         """The shape of its micro-batches, and whether gradients are accumulated over several."""
         return self._shape_of(geometry.micro_batch), len(geometry.micro_batches[0]) > 1
+
+    def ranked(self, geometries: Iterable[Geometry], budget: int | None = None) -> Iterator[Candidate]:
+        """Estimates of those that fit, the fastest first and of equal ones the larger micro-batch.
+
+        One is estimated when no other can be faster by its bound: whoever takes the first few has no others made.
+        """
+        waiting: list[tuple[float, int, int, Geometry | Candidate]] = []
+        for geometry in geometries:
+            heapq.heappush(waiting, (self.least(geometry), -geometry.micro_batch, 0, geometry))
+        while waiting:
+            _, size, times, first = heapq.heappop(waiting)
+            if isinstance(first, Candidate):
+                yield first
+            elif times == 0:
+                heapq.heappush(waiting, (self.bound(first, budget), size, 1, first))
+            else:
+                estimate = self.estimate(first, budget)
+                if estimate.fits:
+                    heapq.heappush(waiting, (estimate.rank, size, 2, estimate))
+
+    def bound(self, geometry: Geometry, budget: int | None = None) -> float:
+        """A rank that its estimate is not below; infinite where it does not fit."""
+        limit, micro = self.budget if budget is None else budget, geometry.micro_batch
+        if self.kept_peak(micro) <= limit:
+            return self.least(geometry)
+        problem, outside = self._problem(micro)
+        more = least_seconds(problem, limit - outside)
+        return self._window(geometry, self.kept_seconds(micro) + more) if np.isfinite(more) else np.inf
 
     def estimate(self, geometry: Geometry, budget: int | None = None) -> Candidate:
         """Estimates a micro-batch from the nearest measured one, to ``ROUGH`` of what it recomputes."""
@@ -137,18 +162,21 @@ class CandidateSearch:
             self._estimates[key] = self._estimate(geometry, limit)
         return self._estimates[key]
 
-    def _estimate(self, geometry: Geometry, limit: int) -> Candidate:
-        micro = geometry.micro_batch
-        if self.kept_peak(micro) <= limit:
-            kept = self.kept_seconds(micro)
-            return self._draft(geometry, self.modes or {}, kept, self.kept_peak(micro), fits=True, traced=False)
+    def _problem(self, micro: int) -> tuple[Problem, float]:
+        """The program of a micro-batch as it follows from the nearest measured one, and its bytes outside of it."""
         if not self._measured:
             self._observe(next(g for g in self.geometries if g.micro_batch in self.tried))
         near = min(self._measured, key=lambda measured: abs(np.log(measured / micro)))
         problem, seconds, outside = self._measured[near]
-        kept = self.kept_seconds(micro)
         fixed = max(self.kept_peak(0) - self._resident, 0.0) if len(self._kept_peaks) > 1 else 0.0
-        other = scaled(problem, micro / near, kept / seconds, fixed)
+        return scaled(problem, micro / near, self.kept_seconds(micro) / seconds, fixed), outside
+
+    def _estimate(self, geometry: Geometry, limit: int) -> Candidate:
+        micro = geometry.micro_batch
+        kept = self.kept_seconds(micro)
+        if self.kept_peak(micro) <= limit:
+            return self._draft(geometry, self.modes or {}, kept, self.kept_peak(micro), fits=True, traced=False)
+        other, outside = self._problem(micro)
         choice = solve(other, limit - outside, gap=ROUGH)
         fits = choice is not None
         if choice is None:
@@ -312,60 +340,6 @@ class CandidateSearch:
     def sent_bytes(self, geometry: Geometry) -> float:
         """Bytes that a stage of a pipeline sends for one of its micro-batches."""
         return self._sent * geometry.micro_batch
-
-
-def geometries(
-    job: Job, global_batch: int, ranks: int, devices_each: int = 1, fixed: int | None = None
-) -> list[Geometry]:
-    """Ways to split a global batch, the largest micro-batch first.
-
-    Args:
-        ranks: those with samples of their own, each of so many devices.
-        fixed: the micro-batch; None: to be chosen.
-    """
-    share, smallest = -(-global_batch // ranks), max(job.longest or 1, least_micro_batch(global_batch, ranks))
-    return [split(global_batch, micro, job.unit, ranks, devices_each) for micro in sizes(share, smallest, fixed)]
-
-
-def without_single_items(
-    traced_job: TracedJob, split: list[Geometry], modes: Mapping[str, str]
-) -> tuple[list[Geometry], str]:
-    """Ways to split a batch without those that have a micro-batch of one item, where a net normalises over the batch
-    and refuses it; and what it raises then, empty where it does not.
-
-    Raises:
-        InputError: no other way is left.
-    """
-    job = traced_job.job
-    single = [g for g in split if min(map(min, g.micro_batches)) == 1]
-    if not single or job.longest is not None or not traced_job.normalises_over_batch():
-        return split, ""
-    try:
-        traced_job.trace(shape_of(job, 1), modes, accumulated=True)
-    except ValueError as error:
-        rest = [g for g in split if g not in single]
-        if not rest:
-            sizes_of = single[0].arithmetic()
-            write = "choose --global-batch and --micro-batch so that every micro-batch holds two or more"
-            raise InputError(f"micro-batches of {sizes_of}", f"the nets refuse one item: {error}", write) from error
-        return rest, str(error)
-    return split, ""
-
-
-def sizes(share: int, smallest: int, fixed: int | None) -> list[int]:
-    """Micro-batches that split a rank's share into as even parts as can be, from all of it to the smallest."""
-    if fixed is not None:
-        return [min(fixed, share)]
-    smallest = min(smallest, share)
-    candidates: list[int] = []
-    count = 1
-    while True:
-        size = max(-(-share // count), smallest)
-        if not candidates or size < candidates[-1]:
-            candidates.append(size)
-        if size == smallest or len(candidates) >= RANKED:
-            return candidates if candidates[-1] == smallest else [*candidates, smallest]
-        count = count + 1 if count < RANKED // 2 else -(-count * 5 // 4)
 
 
 def unlimited(device: Device) -> Device:

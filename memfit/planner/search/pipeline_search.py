@@ -12,7 +12,8 @@ from memfit.planner.pipeline.cut_search import CutSearch, ProposedCut
 from memfit.planner.pipeline.pipeline_costs import PipelineCosts
 from memfit.planner.pipeline.stage_figures import with_bytes
 from memfit.planner.predict import binding_ranks, checkpoint_all
-from memfit.planner.search.candidate_search import Candidate, CandidateSearch, geometries
+from memfit.planner.search.batch_splits import geometries
+from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 from memfit.planner.search.engine_search import EngineSearch, Outcome, SearchResult
 from memfit.planner.search.full_step import FullStep
 from memfit.planner.search.traced_job import TracedJob, open_traced_job

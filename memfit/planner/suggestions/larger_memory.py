@@ -29,12 +29,10 @@ def next_step(search: CandidateSearch, best: Candidate) -> LargerMemory | None:
     near = [geometry for geometry in near if search.least(geometry) < (1 - NOTICED) * best.rank]
     for factor in STEPS:
         budget = int(search.budget * factor)
-        estimates = [search.estimate(geometry, budget) for geometry in near]
-        ranked = min(
-            (candidate for candidate in estimates if candidate.fits), key=lambda candidate: candidate.rank, default=None
-        )
-        if ranked is not None and ranked.rank < (1 - NOTICED) * best.rank:
-            needs = max(ranked.peak - search.budget, 1)
-            saves = 1 - ranked.rank / best.rank
-            return LargerMemory(more_bytes=needs, saves=saves, micro_batch=ranked.geometry.micro_batch)
+        faster = (geometry for geometry in near if search.bound(geometry, budget) < (1 - NOTICED) * best.rank)
+        first = next(search.ranked(faster, budget), None)
+        if first is not None and first.rank < (1 - NOTICED) * best.rank:
+            needs = max(first.peak - search.budget, 1)
+            saves = 1 - first.rank / best.rank
+            return LargerMemory(more_bytes=needs, saves=saves, micro_batch=first.geometry.micro_batch)
     return None
