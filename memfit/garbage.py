@@ -20,20 +20,14 @@ _modules = 0
 """Modules that were imported when objects were last frozen; 0: none is frozen."""
 
 
-def keep_frozen() -> None:
-    """Freezes the objects that exist now, and before a later trace those that imports brought.
-
-    Until the process ends: libraries that count their objects then (nanobind, which triton is built with) report those
-    that were never collected as leaks.
-    """
-    _keep_what_is_frozen()
-    _freeze()
-
-
 @contextmanager
 def frozen_within() -> Iterator[None]:
-    """Context with the collector off, in which what a trace freezes stays so; after it nothing is frozen that was not
-    before it."""
+    """Context with the collector off, in which what a trace freezes stays so, and before a later trace what imports
+    brought is frozen too; after it nothing is frozen.
+
+    At the latest until the process ends: libraries that count their objects then (nanobind, which triton is built with)
+    report those that were never collected as leaks.
+    """
     global _is_kept, _modules
     was_kept, was_enabled = _is_kept, gc.isenabled()
     _keep_what_is_frozen()

@@ -1,15 +1,15 @@
 """Puts this folder's own modules (nets, truth) on the path, and keeps what memfit measures out of the user's cache."""
 
+import atexit
 import gc
 import os
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from memfit.garbage import keep_frozen
-
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
+atexit.register(gc.unfreeze)  # nanobind, which triton is built with, reports what was never collected as leaks
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ["COLUMNS"] = "80"  # whatever terminal the tests are started from: lines are broken at the same places
@@ -29,7 +29,7 @@ def virtual_gpu_is_known():
 def nothing_old_is_collected_again():
     """Every trace collects garbage, as ``memfit`` does it: what stays from before this module is no garbage of it."""
     gc.collect()
-    keep_frozen()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

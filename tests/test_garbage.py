@@ -5,7 +5,7 @@ import sys
 
 SCRIPT = """
 import os
-from memfit.garbage import keep_frozen
+from memfit.garbage import collected_before, frozen_within
 
 class Cycle:
     def __init__(self):
@@ -15,14 +15,18 @@ class Cycle:
         write(1, b"freed")
 
 cycle = Cycle()
-keep_frozen()
+command = frozen_within()
+command.__enter__()
+with collected_before():
+    pass
 del cycle
+os.write(1, b"at the end: ")
 """
 
 
 def test_what_is_frozen_is_freed_at_the_end_of_the_process():
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert ended.stdout == "freed"
+    assert ended.stdout == "at the end: freed"
 
 
 ENDED_VERB = """

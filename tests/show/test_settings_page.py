@@ -1,5 +1,6 @@
 """pytest tests/show/test_settings_page.py: the page of memfit ui in real Chromium, against predict to the byte."""
 
+import gc
 import json
 import random
 import shlex
@@ -13,7 +14,6 @@ import memfit
 from memfit.cli import main
 from memfit.device.hardware.catalogue import catalogue, find_device
 from memfit.footprint import Footprint
-from memfit.garbage import keep_frozen
 from memfit.job import Shape
 from memfit.loading import load_job
 from memfit.planner.asked_job import AskedJob
@@ -88,7 +88,7 @@ def driver():
 
 @pytest.fixture(scope="module")
 def tagger_page(tmp_path_factory):
-    keep_frozen()
+    gc.freeze()
     path = tmp_path_factory.mktemp("ui") / "tagger.html"
     asked = AskedJob("tagger.py:Tagger", Tagger)
     groups = card_groups(asked, [find_device("rtx4060")])
