@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 from memfit.errors import InputError
@@ -12,6 +12,11 @@ INSIDE = ("dp_shard_in_ep", "cp", "tp", "ep")
 """Dimensions whose ranks wait for each other inside of layers."""
 SHARDING = ("dp_shard", "dp_shard_in_ep", "cp")
 """Dimensions over which one replica's parameters are sharded, together; experts are whole on ``dp_shard_in_ep``."""
+
+
+def dimensions_inside(ranks_in: Callable[[str], int]) -> str:
+    """``tp=2,ep=4``: those of ``INSIDE`` with several ranks; ``ranks_in`` gives the ranks of a dimension."""
+    return ",".join(f"{name}={ranks_in(name)}" for name in INSIDE if ranks_in(name) > 1)
 
 
 @dataclass(frozen=True, kw_only=True)

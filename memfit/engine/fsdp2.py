@@ -45,7 +45,7 @@ from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
-from memfit.mesh import SHARDING
+from memfit.mesh import SHARDING, dimensions_inside
 from memfit.torch_compat.attributes import local_tensor, own_parameters, unsharded_gradient
 from memfit.torch_compat.distributed import complete_cpu_streams, fsdp_groups, sum_gradients, with_joined
 
@@ -172,12 +172,12 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         without a backward, such as a generator whose samples are judged, is then sharded again.
 
         Raises:
-            InputError: a sharded parameter was read outside of the forwards that gather it.
+            InputError: as ``sharded_reads`` raises it.
         """
         for net in nets.values():
             if isinstance(net, FSDPModule):
                 net.set_requires_gradient_sync(self.sync_each_micro_batch or last)
-        with sharded_reads(nets):
+        with sharded_reads(nets, dimensions_inside(self.ranks_in)):
             yield
         for net in nets.values():
             if last and isinstance(net, FSDPModule):

@@ -1,7 +1,9 @@
 """Modules that compute with this rank's part of their own parameters, which are DTensors for everything else.
 
 Optimizers, norms and checkpoints see DTensors; the module's forward sees plain tensors, so that it may call operators
-for which DTensor has no sharding rule, such as group normalisation, and change its buffers.
+for which DTensor has no sharding rule, such as group normalisation, and change its buffers. Of parameters that are
+whole on every rank, the forwards of the modules around it see plain tensors too: a layer may read the weight of a
+module in it without a call (the convolution of a state-space layer, tied weights).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from memfit.torch_compat.attributes import own_parameters
@@ -46,17 +49,25 @@ class LocalParameters:
 
         module.forward = MethodType(forward, module)
 
-    @contextmanager
-    def _in_forward(self, module: nn.Module) -> Iterator[None]:
-        """The module with local tensors. A recomputed forward ends with an error as soon as it has what was asked."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalParameters:
+        return self
+
+    def exchange(self, module: nn.Module) -> Callable[[], None]:
+        """Gives a module local tensors; returns what gives its DTensors back."""
         own: dict[str, Any] = own_parameters(module)
         held = {key: value for key, value in own.items() if isinstance(value, DTensor)}
         for key, parameter in held.items():
             own[key] = self._read(parameter.to_local())
+        return lambda: own.update(held)
+
+    @contextmanager
+    def _in_forward(self, module: nn.Module) -> Iterator[None]:
+        """The module with local tensors. A recomputed forward ends with an error as soon as it has what was asked."""
+        give_back = self.exchange(module)
         try:
             yield
         finally:
-            own.update(held)
+            give_back()
 
 
 class HeadParameters(LocalParameters):
@@ -65,6 +76,44 @@ class HeadParameters(LocalParameters):
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__(lambda local: _SummedGradient.apply(local, mesh))
+
+
+class WholeParameters(LocalParameters):
+    """The same for every module in a module that has a ``_READER``, and for itself, while no forward around it runs.
+
+    Modules that FSDP2 shards by themselves have their parameters in their own forward alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._local: set[int] = set()
+        """Modules whose parameters are local tensors now."""
+
+    @contextmanager
+    def _in_forward(self, module: nn.Module) -> Iterator[None]:
+        inside = [] if id(module) in self._local else list(_gathered_together(module))
+        readers = [(each, vars(each)[_READER]) for each in inside if _READER in vars(each)]
+        self._local.update(map(id, inside))
+        given: list[Callable[[], None]] = []
+        try:
+            given += [reader.exchange(each) for each, reader in readers]
+            yield
+        finally:
+            for give_back in given:
+                give_back()
+            self._local.difference_update(map(id, inside))
+
+
+_READER = "memfit_reader"
+"""The attribute of a module whose own parameters are whole: how its forward has them."""
+
+
+def _gathered_together(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and those in it whose parameters FSDP2 does not gather by themselves."""
+    yield module
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            yield from _gathered_together(child)
 
 
 class _SummedGradient(torch.autograd.Function):
@@ -87,6 +136,7 @@ def replicate_parameters(net: nn.Module, mesh: DeviceMesh, of_single_heads: froz
         of_single_heads: modules that see this rank's heads alone: their gradients are summed over the ranks.
     """
     whole: dict[int, nn.Parameter] = {}
+    parameters = WholeParameters()
     for module in net.modules():
         own = own_parameters(module)
         names = [key for key, value in own.items() if value is not None and not isinstance(value, DTensor)]
@@ -98,4 +148,7 @@ def replicate_parameters(net: nn.Module, mesh: DeviceMesh, of_single_heads: froz
                 whole[id(parameter)] = nn.Parameter(replicated, requires_grad=parameter.requires_grad)
             module.register_parameter(key, whole[id(parameter)])
         if names:
-            (HeadParameters(mesh) if module in of_single_heads else LocalParameters()).watch(module)
+            vars(module)[_READER] = HeadParameters(mesh) if module in of_single_heads else LocalParameters()
+    for module in list(net.modules()):
+        if any(_READER in vars(each) for each in module.modules()):
+            parameters.watch(module)

@@ -49,6 +49,7 @@ from memfit.engine.stage_state import StageState
 from memfit.engine.tensor_parallel import TENSOR
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
+from memfit.mesh import dimensions_inside
 from memfit.torch_compat.attributes import local_tensor
 from memfit.torch_compat.distributed import complete_cpu_streams
 from memfit.torch_compat.pipelining import check_pipelining, in_schedules, run_schedule
@@ -255,9 +256,9 @@ class Pipeline(Fsdp2):
         """Schedules run the backwards, and scatter gradients.
 
         Raises:
-            InputError: a sharded parameter was read outside of the forwards that gather it.
+            InputError: as ``sharded_reads`` raises it.
         """
-        with sharded_reads(nets):
+        with sharded_reads(nets, dimensions_inside(self.ranks_in)):
             yield
 
     def categorised(self, nets: Nets) -> Iterator[tuple[Tensor, str]]:

@@ -1,4 +1,5 @@
-"""Parameters that are read while they are sharded: FSDP2 gathers them for calls of modules alone."""
+"""What a module's forward raises because of an engine: parameters that are read while they are sharded, which FSDP2
+gathers for calls of modules alone, and layers, sequences or experts that are divided over ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from memfit.engine.collectives import is_memory_failure
 from memfit.engine.lost_rank import is_lost_rank
-from memfit.errors import InputError
+from memfit.errors import InputError, describe
 from memfit.frame_variables import frame_variables
 from memfit.job import Nets
 from memfit.torch_compat.attributes import MODULE_CALL
@@ -20,29 +21,61 @@ from memfit.torch_compat.distributed import fsdp_groups
 
 
 @contextmanager
-def sharded_reads(nets: Nets) -> Iterator[None]:
+def sharded_reads(nets: Nets, inside: str = "") -> Iterator[None]:
     """Around forwards and backwards.
 
+    Args:
+        inside: dimensions of the mesh whose ranks wait for each other inside of layers, such as ``tp=2``; empty: none.
+
     Raises:
-        InputError: a sharded parameter was read outside of the forwards that gather it.
+        InputError: a sharded parameter was read outside of the forwards that gather it, or a module's forward raises
+            something where ``inside`` divides what it works on.
     """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
             yield
-    except (RuntimeError, IndexError) as error:
+    except InputError:
+        raise
+    except Exception as error:
         if is_memory_failure(error) or is_lost_rank(error):
             raise
-        outside = _read_outside(nets, error)
-        if outside is not None:
-            raise InputError(*outside) from error
-        if "mixed torch.Tensor and DTensor" not in str(error):
+        words = _words(nets, error, inside)
+        if words is None:
             raise
-        raise InputError(
-            "a net's parameter on --engine fsdp2",
-            "it is read outside of the forward of a module that holds it, where it is sharded",
+        raise InputError(*words) from error
+
+
+def _words(nets: Nets, error: Exception, inside: str) -> tuple[str, str, str] | None:
+    """What is said of an exception; None: it is not the engine's."""
+    may_be_read = isinstance(error, RuntimeError | IndexError)
+    outside = _read_outside(nets, error) if may_be_read else None
+    if outside is not None:
+        return outside
+    path = _innermost(nets, error)
+    if may_be_read and "mixed torch.Tensor and DTensor" in str(error):
+        return (
+            f"{f'module {path}' if path else 'the loss'} on {inside or '--engine fsdp2'}",
+            "a parameter is read outside of the forward of a module that holds it, where it is sharded",
             "call the module in place of reading its parameter, or write --engine ddp",
-        ) from error
+        )
+    if not inside or not path or type(error).__module__ != "builtins":
+        return None
+    dimensions = " and ".join(part.partition("=")[0] for part in inside.split(","))
+    return (
+        f"module {path} on {inside}",
+        f"its forward raises {describe(error)}",
+        f"leave {dimensions} out of the mesh, or mend the module",
+    )
+
+
+def _innermost(nets: Nets, error: BaseException) -> str:
+    """The path of the innermost module of a net that was running; "" where none was."""
+    paths = {
+        id(module): f"{name}.{path}".rstrip(".") for name, net in nets.items() for path, module in net.named_modules()
+    }
+    running = [frame_variables(frame).get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((paths[id(each)] for each in reversed(running) if id(each) in paths), "")
 
 
 def _read_outside(nets: Nets, error: BaseException) -> tuple[str, str, str] | None:

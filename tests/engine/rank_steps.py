@@ -140,6 +140,7 @@ CONTEXT_CASES = {name: (kind, context_jobs.sequences, {}) for name, kind in cont
 """Nets whose sequences are divided."""
 CONTEXT_CASES["divided llama, full"] = CONTEXT_CASES["divided llama"]
 TENSOR_CASES["llama, parts"] = TENSOR_CASES["llama"]
+TENSOR_CASES["linear attention, parts"] = TENSOR_CASES["linear attention"]
 EXPERT_CASES["mixture, parts"] = EXPERT_CASES["mixture"]
 ALL_CASES = CASES | TENSOR_CASES | BUILT_IN_CASES | EXPERT_CASES | CONTEXT_CASES
 PARTS = [f"net.model.layers.{i}.{part}" for i in range(2) for part in ("input_layernorm", "self_attn")]
@@ -149,6 +150,7 @@ MODES = {
     "borrowed, full": {"net.blocks.0": "full", "net.blocks.1": "selective", "net.blocks.2.take": "full"},
     "divided llama, full": {"net.model.layers.0": "full", "net.model.layers.1": "full"},
     "llama, parts": dict.fromkeys([*PARTS, "net.model.layers.0.mlp"], "full"),
+    "linear attention, parts": {"net.model.layers.0.linear_attn": "full", "net.model.layers.1": "selective"},
     "mixture, parts": dict.fromkeys([*PARTS, "net.model.layers.0.mlp.gate"], "full"),
 }
 SHARES = {

@@ -19,6 +19,8 @@ from transformers import (
     MixtralForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from memfit.job import Job, Loss
@@ -215,10 +217,24 @@ class Idle(Own):
         pass
 
 
+class LinearAttention(Words):
+    """Layers that read the weight of the convolution in them, and do not call it."""
+
+    def nets(self):
+        torch.manual_seed(5)
+        heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 8}
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        config = Qwen3NextConfig(
+            **SIZES, **HEADS, **heads, **experts, shared_expert_intermediate_size=16, linear_key_head_dim=8,
+            linear_value_head_dim=8, layer_types=["linear_attention", "full_attention"],
+        )  # fmt: skip
+        return {"net": Qwen3NextForCausalLM(config)}
+
+
 CARRIED = {
     "llama": Words, "tied llama": Tied, "own": Own, "norms of heads": Normed, "scaled embedding": Scaled,
     "scaled and tied embedding": ScaledTied, "adapters": FullyAdapted, "adapters in diffusers": AdaptedBlock,
-    "llama in another net": Beside,
+    "llama in another net": Beside, "linear attention": LinearAttention,
 }  # fmt: skip
 REFUSED = {
     Unplanned: "net 'net' on tp=2: transformers has no tensor-parallel plan for GPT2LMHeadModel",

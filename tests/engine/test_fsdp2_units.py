@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.engine import sharded_reads
 from memfit.engine.fsdp2 import LEAST, units
 from memfit.errors import InputError
-from memfit.job import Shape
+from memfit.job import Job, Shape
 from memfit.mesh import MeshShape
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.pipeline_jobs import Residual, Stacked, Stages
@@ -110,3 +111,53 @@ def test_a_block_that_fails_before_it_is_gathered_is_not_said_to_be_read_outside
     sharded[0].register_forward_pre_hook(gather)
     with pytest.raises(RuntimeError, match=re.escape(said)), sharded_reads.sharded_reads({"net": sharded}):
         sharded(torch.ones(1, 2))
+
+
+class Heads(nn.Module):
+    """Divides its layer's outputs by a number of heads that does not follow the ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        heads = self.up(x).view(len(x), 4, 2)
+        return self.down(heads.flatten(1))
+
+
+class Divided(Job):
+    def nets(self):
+        return {"net": nn.Sequential(Heads())}
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters(), lr=0.1)}
+
+    def batch(self, shape):
+        return torch.randn(shape.items, 8)
+
+    def loss(self, nets, batch):
+        return nets["net"](batch).sum(), len(batch)
+
+    def parallelize(self, nets, mesh):
+        parallelize_module(nets["net"], mesh, {"0.up": ColwiseParallel(), "0.down": RowwiseParallel()})
+
+
+class Misread(Divided):
+    """The loss reads the weight of a layer that is cut."""
+
+    def loss(self, nets, batch):
+        return (batch @ nets["net"][0].up.weight).sum(), len(batch)
+
+
+@pytest.mark.parametrize(
+    ("job", "line"),
+    [
+        (Divided, "module net.0 on tp=2: its forward raises RuntimeError: shape '[4, 4, 2]' is invalid for input of"),
+        (Misread, "the loss on tp=2: a parameter is read outside of the forward of a module that holds it"),
+    ],
+)
+def test_what_a_module_raises_on_ranks_that_divide_it_is_said_with_its_name_and_the_dimension(job, line):
+    with pytest.raises(InputError) as said:
+        trace(job(), MeshShape(tp=2))
+    assert str(said.value).startswith(line)
+    assert ("leave tp out of the mesh, or mend the module" in str(said.value)) == (job is Divided)
