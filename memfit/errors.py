@@ -116,27 +116,36 @@ def mistake_in_job(error: BaseException, *, changed: bool = False) -> InputError
     Args:
         changed: whether settings were given: an exception in a built-in job comes of them, else it is memfit's fault.
     """
-    frames = [
-        (frame, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if not frame.f_code.co_filename.startswith("<")
-    ]
+    frames = _frames_of(error)
     frame_of_job = _innermost_of_job(frames)
     if isinstance(error, ImportError | RuntimeError):
         seen = "this command" if frame_of_job is None or _is_built_in(frame_of_job[0]) else _place(*frame_of_job)
         if (missing := missing_extra(error, seen)) is not None:
             return missing
-    while frames and _passes_on(*frames[-1]):
-        frames.pop()
-    if not frames or _is_ours(frames[-1][0]):
-        return None
-    if frame_of_job is None:
+    if raised_by_memfit(error) or frame_of_job is None:
         return None
     frame, line = frame_of_job
     seen = _place(frame, line)
     if not _is_built_in(frame):
         return InputError(seen, describe(error), _remedy(error, frames))
     return InputError(seen, describe(error), "take back what --set changed") if changed else None
+
+
+def raised_by_memfit(error: BaseException) -> bool:
+    """Whether memfit's own code raises an exception, or no code that a file holds does."""
+    frames = _frames_of(error)
+    while frames and _passes_on(*frames[-1]):
+        frames.pop()
+    return not frames or _is_ours(frames[-1][0])
+
+
+def _frames_of(error: BaseException) -> list[tuple[FrameType, int]]:
+    """Frames with their lines, the outermost first."""
+    return [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith("<")
+    ]
 
 
 _NO_CARD = (

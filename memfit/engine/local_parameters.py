@@ -20,8 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
+from memfit.nested_tensors import tensors_in
 from memfit.torch_compat.attributes import own_parameters
-from memfit.torch_compat.distributed import summed
+from memfit.torch_compat.distributed import gives_parts, summed
 
 
 class LocalParameters:
@@ -44,7 +45,7 @@ class LocalParameters:
 
         @wraps(inner)
         def forward(its: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            with self._in_forward(its):
+            with self._in_forward(its, (args, kwargs)):
                 return inner(*args, **kwargs) if method is None else method(its, *args, **kwargs)
 
         module.forward = MethodType(forward, module)
@@ -61,7 +62,7 @@ class LocalParameters:
         return lambda: own.update(held)
 
     @contextmanager
-    def _in_forward(self, module: nn.Module) -> Iterator[None]:
+    def _in_forward(self, module: nn.Module, inputs: Any) -> Iterator[None]:
         """The module with local tensors. A recomputed forward ends with an error as soon as it has what was asked."""
         give_back = self.exchange(module)
         try:
@@ -70,16 +71,8 @@ class LocalParameters:
             give_back()
 
 
-class HeadParameters(LocalParameters):
-    """The same for a module that each rank calls with its own heads: gradients are summed over the ranks of ``mesh``,
-    of one dimension."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        super().__init__(lambda local: _SummedGradient.apply(local, mesh))
-
-
 class WholeParameters(LocalParameters):
-    """The same for every module in a module that has a ``_READER``, and for itself, while no forward around it runs.
+    """The same for every module in a module that has a ``_Reader``, and for itself, while no forward around it runs.
 
     Modules that FSDP2 shards by themselves have their parameters in their own forward alone.
     """
@@ -90,18 +83,65 @@ class WholeParameters(LocalParameters):
         """Modules whose parameters are local tensors now."""
 
     @contextmanager
-    def _in_forward(self, module: nn.Module) -> Iterator[None]:
+    def _in_forward(self, module: nn.Module, inputs: Any) -> Iterator[None]:
         inside = [] if id(module) in self._local else list(_gathered_together(module))
         readers = [(each, vars(each)[_READER]) for each in inside if _READER in vars(each)]
         self._local.update(map(id, inside))
         given: list[Callable[[], None]] = []
         try:
             given += [reader.exchange(each) for each, reader in readers]
+            if _READER in vars(module):
+                given.append(vars(module)[_READER].look_at(module, inputs))
             yield
         finally:
-            for give_back in given:
+            for give_back in reversed(given):
                 give_back()
             self._local.difference_update(map(id, inside))
+
+
+class _Reader(LocalParameters):
+    """How the forward of a module has its own parameters, which are whole on every rank.
+
+    Where the module sees this rank's part of an activation, as an activation function between two layers that are cut,
+    its gradients are summed over the ranks. That shows in its first forward with gradients: its input comes from a
+    DTensor of which every rank has a part.
+
+    Args:
+        mesh: of one dimension.
+        of_parts: whether the module sees parts; None: its first forward tells.
+    """
+
+    def __init__(self, mesh: DeviceMesh, of_parts: bool | None) -> None:
+        super().__init__(lambda local: _SummedGradient.apply(local, mesh) if self._of_parts else local)
+        self._mesh, self._of_parts = mesh, of_parts
+
+    def look_at(self, module: nn.Module, inputs: Any) -> Callable[[], None]:
+        """Notes from the inputs of a module, whose parameters are local tensors now, whether it sees parts; returns
+        what takes the sums off that it then has."""
+        known = [tensor.grad_fn for tensor in tensors_in(inputs) if tensor.grad_fn is not None]
+        if self._of_parts is not None or not known:
+            return lambda: None
+        self._of_parts = any(map(_is_part, known))
+        own: dict[str, Any] = own_parameters(module)
+        held = {key: value for key, value in own.items() if value is not None} if self._of_parts else {}
+        own.update({key: self._read(value) for key, value in held.items()})
+        return lambda: own.update(held)
+
+
+def _is_part(node: Any) -> bool:
+    """Whether what an autograd node gives comes from DTensors of which every rank has a part, or whose gradient each
+    rank has a part of."""
+    waiting, seen = [node], {node}
+    while waiting:
+        node = waiting.pop()
+        parts = gives_parts(node)
+        if parts:
+            return True
+        before = [each for each, _ in node.next_functions if each is not None and each not in seen]
+        if parts is None:
+            seen.update(before)
+            waiting += before
+    return False
 
 
 _READER = "memfit_reader"
@@ -129,11 +169,11 @@ class _SummedGradient(torch.autograd.Function):
         return summed(gradients[0].contiguous(), context.mesh), None
 
 
-def replicate_parameters(net: nn.Module, mesh: DeviceMesh, of_single_heads: frozenset[nn.Module] = frozenset()) -> None:
+def replicate_parameters(net: nn.Module, mesh: DeviceMesh, of_parts: frozenset[nn.Module] = frozenset()) -> None:
     """Every parameter that is whole as a replicated DTensor; one that modules share stays shared.
 
     Args:
-        of_single_heads: modules that see this rank's heads alone: their gradients are summed over the ranks.
+        of_parts: modules that see this rank's heads or tokens alone, as far as that is known before a forward.
     """
     whole: dict[int, nn.Parameter] = {}
     parameters = WholeParameters()
@@ -148,7 +188,7 @@ def replicate_parameters(net: nn.Module, mesh: DeviceMesh, of_single_heads: froz
                 whole[id(parameter)] = nn.Parameter(replicated, requires_grad=parameter.requires_grad)
             module.register_parameter(key, whole[id(parameter)])
         if names:
-            vars(module)[_READER] = HeadParameters(mesh) if module in of_single_heads else LocalParameters()
+            vars(module)[_READER] = _Reader(mesh, True if module in of_parts else None)
     for module in list(net.modules()):
         if any(_READER in vars(each) for each in module.modules()):
             parameters.watch(module)

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from memfit.engine.collectives import is_memory_failure
 from memfit.engine.lost_rank import is_lost_rank
-from memfit.errors import InputError, describe
+from memfit.errors import InputError, describe, raised_by_memfit
 from memfit.frame_variables import frame_variables
 from memfit.job import Nets
 from memfit.torch_compat.attributes import MODULE_CALL
@@ -59,7 +59,7 @@ def _words(nets: Nets, error: Exception, inside: str) -> tuple[str, str, str] | 
             "a parameter is read outside of the forward of a module that holds it, where it is sharded",
             "call the module in place of reading its parameter, or write --engine ddp",
         )
-    if not inside or not path or type(error).__module__ != "builtins":
+    if not inside or not path or type(error).__module__ != "builtins" or raised_by_memfit(error):
         return None
     dimensions = " and ".join(part.partition("=")[0] for part in inside.split(","))
     return (

@@ -11,6 +11,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from memfit.torch_compat.versions import lacks, release_number
 
@@ -43,6 +44,15 @@ CHUNKS = "_chunk_with_empty"
 FSDP_PARAMETER: Any = fsdp_param.FSDPParam
 MAKE_GATHERED = "init_unsharded_param"
 """For patches of FSDP_PARAMETER: what makes a parameter of a tensor that was gathered."""
+
+
+def gives_parts(node: Any) -> bool | None:
+    """Of the autograd node of ``DTensor.to_local``: whether every rank has a part of the tensor, or of its gradient.
+    False for other functions written in Python, which may sum over ranks; None for operators of torch."""
+    if type(node).__name__ != "_ToTorchTensorBackward":
+        return False if isinstance(node, BackwardCFunction) else None
+    partial = any(placement.is_partial() for placement in node.grad_placements or ())
+    return partial or any(placement.is_shard() for placement in node.dtensor_spec.placements)
 
 
 OWN_VALUES: dict[str, Any] = (

@@ -66,9 +66,11 @@ class Tied(Words):
 class Own(Words):
     """A net of its own, which its job cuts."""
 
+    between: ClassVar = nn.Tanh
+
     def nets(self):
         torch.manual_seed(3)
-        layers = [nn.Embedding(32, 12), nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 12), nn.LayerNorm(12)]
+        layers = [nn.Embedding(32, 12), nn.Linear(12, 20), self.between(), nn.Linear(20, 12), nn.LayerNorm(12)]
         return {"net": nn.Sequential(*layers, nn.Linear(12, 32))}
 
     def loss(self, nets, batch):
@@ -77,6 +79,12 @@ class Own(Words):
 
     def parallelize(self, nets, mesh):
         parallelize_module(nets["net"], mesh, {"1": ColwiseParallel(), "3": RowwiseParallel()})
+
+
+class Learned(Own):
+    """The activation between two layers that are cut has a parameter, and sees this rank's part."""
+
+    between: ClassVar = nn.PReLU
 
 
 class Unplanned(Words):
@@ -235,6 +243,7 @@ CARRIED = {
     "llama": Words, "tied llama": Tied, "own": Own, "norms of heads": Normed, "scaled embedding": Scaled,
     "scaled and tied embedding": ScaledTied, "adapters": FullyAdapted, "adapters in diffusers": AdaptedBlock,
     "llama in another net": Beside, "linear attention": LinearAttention,
+    "learned activation": Learned,
 }  # fmt: skip
 REFUSED = {
     Unplanned: "net 'net' on tp=2: transformers has no tensor-parallel plan for GPT2LMHeadModel",

@@ -60,7 +60,7 @@ def test_two_sharded_replicas_take_the_steps_of_one_rank(tmp_path):
 
 
 def test_nets_that_are_sharded_and_cut_take_the_steps_of_one_rank(tmp_path):
-    cases = ("llama", "llama, parts", "linear attention", "linear attention, parts")
+    cases = ("llama", "llama, parts", "linear attention", "linear attention, parts", "learned activation")
     gave = ranks(tmp_path, BOTH, *cases)
     for case in cases:
         compare(gave, case)
