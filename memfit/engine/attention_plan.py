@@ -13,6 +13,7 @@ All other modules stay whole. Megatron's cut: Shoeybi et al. 2019, https://arxiv
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
+from typing import Any
 
 from torch import nn
 
@@ -58,12 +59,20 @@ def check_attentions(name: str, net: nn.Module, among: Set[nn.Module], ranks: in
         inside, heads = f"{name}.{path}".rstrip("."), heads_of(module)
         where = f"module {inside} on tp={ranks}"
         for child, part in module.named_children():
-            if child not in BESIDE and next(part.parameters(), None) is not None:
+            if child not in BESIDE and not _is_of_heads(part, module, heads):
                 raise InputError(f"module {inside}.{child} on tp={ranks}", "its layout is not carried", write)
         if len({module.get_submodule(key).out_features for key in PROJECTIONS}) > 1:
             raise InputError(where, "queries, keys and values have different sizes", write)
         if heads % ranks:
             raise InputError(where, f"{heads} heads do not divide by it", "write another tp")
+
+
+def _is_of_heads(part: nn.Module, module: nn.Module, heads: int) -> bool:
+    """Whether all parameters of a part of attention are of one head's size, as those of norms of single heads, or it
+    has none: it may see any of the heads."""
+    projection: Any = module.get_submodule(PROJECTIONS[0])
+    size = (projection.out_features // max(heads, 1),)
+    return all(tuple(parameter.shape) == size for parameter in part.parameters())
 
 
 def share_heads(net: nn.Module, among: Set[nn.Module], ranks: int) -> None:

@@ -113,13 +113,36 @@ class Labelled(Plain, UNet):
         return Loss((out - 1).square().mean((1, 2, 3)).sum(), len(out))
 
 
-class NormedHeads(UNet):
-    """Attention with norms of single heads, which are not carried."""
+class Video(Plain, UNet):
+    """diffusers' CogVideoX, whose attention has norms of single heads."""
+
+    def nets(self):
+        torch.manual_seed(self.seed)
+        from diffusers import CogVideoXTransformer3DModel
+
+        net = CogVideoXTransformer3DModel(
+            num_attention_heads=4, attention_head_dim=8, in_channels=4, out_channels=4, time_embed_dim=8,
+            text_embed_dim=16, num_layers=2, sample_width=8, sample_height=8, sample_frames=5, patch_size=2,
+            max_text_seq_length=8,
+        )  # fmt: skip
+        return {"video": net}
+
+    def batch(self, shape):
+        return {"x": torch.randn(shape.items, 2, 4, 8, 8), "text": torch.randn(shape.items, 8, 16)}
+
+    def loss(self, nets, batch):
+        steps = torch.zeros(len(batch["x"]), dtype=torch.long)
+        out = nets["video"](batch["x"], batch["text"], steps).sample
+        return Loss((out - 1).square().mean((1, 2, 3, 4)).sum(), len(out))
+
+
+class NormedAcrossHeads(UNet):
+    """Attention with norms over all heads together, which are not carried."""
 
     def nets(self):
         from diffusers.models.attention_processor import Attention
 
-        return {"unet": Attention(16, heads=2, dim_head=8, qk_norm="layer_norm")}
+        return {"unet": Attention(16, heads=2, kv_heads=2, dim_head=8, qk_norm="rms_norm_across_heads")}
 
 
 class OddHeads(Speech):
@@ -137,9 +160,10 @@ CARRIED = {
     "latentsync": Faces,
     "diffusers": Diffused,
     "labelled dit": Labelled,
+    "video": Video,
 }
 REFUSED = {
-    NormedHeads: "module unet.norm_q on tp=2: its layout is not carried",
+    NormedAcrossHeads: "module unet.norm_q on tp=2: its layout is not carried",
     OddHeads: "module dit.transformer_blocks.0.attn on tp=2: 3 heads do not divide by it",
     OddTokens: "net 'gpt' on tp=2: 3 heads (dim / 32) do not divide by it",
 }
