@@ -5,14 +5,15 @@ attention around between the ranks. Each rank computes the losses of its own par
 the ranks, as are gradients; parameters are sharded over the ranks as over those of ``dp_shard``. Validation and
 averages see whole sequences.
 
-Left out: attention with a mask, with dropout or with a window of its own, for which torch has no ring. Not seen are
-other operators through which tokens depend on each other, as a convolution along the sequence: ``memfit verify`` shows
-that the steps are not those of one rank.
+Left out: attention with a mask, with dropout or with a window of its own, for which torch has no ring, and convolutions
+of one dimension along the sequence. Not seen are other operators through which tokens depend on each other, as a
+recurrence: ``memfit verify`` shows that the steps are not those of one rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -20,6 +21,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
@@ -85,16 +87,23 @@ def divide_sequences(job: Job, nets: Nets, batch: Any, mesh: DeviceMesh) -> Iter
         stack.enter_context(divided_sequences(mesh, cut, dimensions, kept, balanced=job.causal_attention))
         stack.enter_context(_mistakes(job))
         if not _seen_attention.issuperset(nets.values()):
-            stack.enter_context(_AttentionCheck(job, nets))
+            lengths = {tensor.shape[dimension] for tensor, dimension in zip(cut, dimensions, strict=True)}
+            stack.enter_context(_AttentionCheck(job, nets, lengths))
         yield given
 
 
 class _AttentionCheck(TorchFunctionMode):
-    """In the first forward of nets: attention that torch does not divide would see a rank's own part alone."""
+    """In the first forward of nets: attention that torch does not divide, and a convolution along the sequence, would
+    see a rank's own part alone.
 
-    def __init__(self, job: Job, nets: Nets) -> None:
+    Args:
+        lengths: of a rank's part of a sequence, in tokens.
+    """
+
+    def __init__(self, job: Job, nets: Nets, lengths: Set[int]) -> None:
         super().__init__()
         self._where, self._nets, self._calls = f"job {type(job).__name__} on cp", nets, 0
+        self._lengths = lengths
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _ATTENTION:
@@ -106,7 +115,13 @@ class _AttentionCheck(TorchFunctionMode):
                 if isinstance(given.get(name), Tensor) or given.get(name):
                     raise InputError(self._where, f"an attention has {name}, and torch's rings have none", _WITHOUT)
             self._calls += 1
+        elif func is torch.conv1d and self._is_along_sequence(*args[:2], **dict(kwargs or {})):
+            why = "a convolution along the sequence would not see the tokens of the other ranks' parts"
+            raise InputError(self._where, why, _ALONE)
         return func(*args, **(kwargs or {}))
+
+    def _is_along_sequence(self, input: Tensor, weight: Tensor, **_: Any) -> bool:
+        return weight.shape[-1] > 1 and input.shape[-1] in self._lengths
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
         super().__exit__(kind, *rest)
@@ -179,7 +194,7 @@ def _rings_of_transformers(net: nn.Module) -> Iterator[None]:
     """A net of transformers without the masks that it makes of positions, which a divided sequence would need whole.
 
     Raises:
-        InputError: the net is given a mask, or its attention has a window of its own.
+        InputError: the net is given a mask or no positions, or its attention has a window of its own.
     """
     config: Any = getattr(net, "config", None)
     change = getattr(net, "set_attn_implementation", None)
@@ -190,7 +205,7 @@ def _rings_of_transformers(net: nn.Module) -> Iterator[None]:
 
     AttentionInterface.register(RINGS, _attention_without_mask)
     before = config._attn_implementation
-    watch = net.register_forward_pre_hook(_refuse_mask, with_kwargs=True)
+    watch = net.register_forward_pre_hook(_check_call, with_kwargs=True)
     change(RINGS)
     try:
         yield
@@ -199,11 +214,22 @@ def _rings_of_transformers(net: nn.Module) -> Iterator[None]:
         watch.remove()
 
 
-def _refuse_mask(net: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    if kwargs.get("attention_mask") is not None:
+def _check_call(net: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raises InputError where a net of transformers is given a mask, or counts positions by itself."""
+    kind = type(net).__bases__[-1] if isinstance(net, FSDPModule) else type(net)  # FSDP2 makes a class of its own
+    where = f"net {kind.__name__} on cp"
+    parameters = inspect.signature(net.forward).parameters
+    given = dict(zip(parameters, args, strict=False)) | dict(kwargs)
+    if given.get("attention_mask") is not None:
         why = "it is given an attention_mask, and torch's rings have no masks"
-        write = "pad at the end and leave the padding out of the loss, without a mask"
-        raise InputError(f"net {type(net).__name__} on cp", why, write)
+        raise InputError(where, why, "pad at the end and leave the padding out of the loss, without a mask")
+    if "position_ids" in parameters:
+        if given.get("position_ids") is None:
+            why = "it is given no position_ids, and would count the tokens of every rank's part from 0"
+            raise InputError(where, why, "give it position_ids, and name them in context_buffers()")
+    elif hasattr(getattr(net, "config", None), "max_position_embeddings"):
+        why = "it takes no position_ids, and would count the tokens of every rank's part from 0"
+        raise InputError(where, why, _ALONE)
 
 
 def _attention_without_mask(

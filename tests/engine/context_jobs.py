@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.functional import cross_entropy, mse_loss, scaled_dot_product_attention
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import BartConfig, BartForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from memfit.job import Job, Loss
 from tests.engine.tensor_jobs import HEADS, SIZES
@@ -167,6 +167,21 @@ class Windowed(Divided):
         return {"net": MistralForCausalLM(MistralConfig(**SIZES, **HEADS, sliding_window=4))}
 
 
+class Counting(Divided):
+    """The net counts positions by itself."""
+
+    def logits(self, net, batch):
+        return net(batch["tokens"], use_cache=False).logits
+
+
+class Positionless(Counting):
+    """The net takes no positions."""
+
+    def nets(self):
+        sizes = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+        return {"net": BartForCausalLM(BartConfig(vocab_size=32, max_position_embeddings=LENGTH, **sizes))}
+
+
 class NotCausal(Encoded):
     causal_attention = True
 
@@ -194,6 +209,21 @@ class EncoderByHand(Encoder):
 class MaskedEncoder(Encoder):
     def attend(self, q, k, v):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(q.shape[2], q.shape[2]).tril().bool())
+
+
+class ConvolvedEncoder(Encoder):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Conv1d(16, 16, 3, padding=1)
+
+    def attend(self, q, k, v):
+        mixed = self.mix(q.transpose(1, 2).flatten(2).mT).mT.unflatten(-1, (2, 8)).transpose(1, 2)
+        return super().attend(mixed, k, v)
+
+
+class Convolved(Encoded):
+    def nets(self):
+        return {"net": ConvolvedEncoder()}
 
 
 class Dropped(Encoded):
@@ -240,6 +270,9 @@ REFUSED = {
     Unsaid: "the job does not say which tensors of a batch have the sequence",
     Silent: "gave [], not tensors with dimensions",
     Masked: "it is given an attention_mask, and torch's rings have no masks",
+    Counting: "it is given no position_ids, and would count the tokens of every rank's part from 0",
+    Positionless: "net BartForCausalLM on cp: it takes no position_ids",
+    Convolved: "a convolution along the sequence would not see the tokens of the other ranks' parts",
     Windowed: "its attention has sliding_window, and torch's rings have none",
     NotCausal: "its causal_attention is set, and an attention is not causal",
     MaskedHeads: "an attention has attn_mask, and torch's rings have none",
