@@ -31,6 +31,7 @@ _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _OF_FAKES = frozenset({_aten._local_scalar_dense.default, _aten.split_with_sizes.default})
 """Operators that ask for data, whose results on fake tensors are numbers or views of them."""
+_LIFT_FRESH = _aten.lift_fresh.default
 _TO_COPY = _aten._to_copy.default
 _PACK = _aten._pack_padded_sequence.default
 _SELECT = _aten.masked_select.default
@@ -123,6 +124,8 @@ class ScriptTracer(Tracer):
         """Runs an operator on real tensors if the CPU is the device, and records what it allocates."""
         self.on_operator()
         given = {storage_id_of(arg) for arg in args if type(arg) is Tensor and arg.layout is torch.strided}
+        if func is _LIFT_FRESH and args[0].layout is torch.strided and args[0].untyped_storage().resizable():
+            given.clear()  # torch.tensor has allocated it; what shares an array of numpy's has a storage of fixed size
         out = self.mode.run_real(func, args, kwargs)
         outs = [made for made in (out if isinstance(out, tuple | list) else (out,)) if isinstance(made, Tensor)]
         for made in outs:
@@ -206,10 +209,11 @@ class ScriptTracer(Tracer):
         with disable_current_modes():
             shape = torch.broadcast_shapes(tensor.shape, mask.shape) or (1,)
             selected = content.expand(shape)
-            if values is not None and self.device_type == "cpu":
-                return self.mode.fake_like(values.masked_select(content))
+            chosen = values.masked_select(content) if values is not None and self.device_type == "cpu" else None
             count = int(selected.sum())
         with self:
+            if chosen is not None:
+                return self._on_device(chosen)
             if self.device_type == "cpu":
                 return tensor.new_empty((count,))
             return tensor.expand(shape)[mask.expand(shape)]
@@ -226,8 +230,11 @@ class ScriptTracer(Tracer):
             return weights.new_empty((length,), dtype=dtype)
 
     def _on_device(self, real: Tensor) -> Tensor:
+        """What an operator allocates for a result of known content."""
         if self.device_type == "cpu":
-            return self.mode.fake_like(real)
+            made: Tensor = _aten.empty_like.default(self.mode.fake_like(real))
+            constant_values.know(made, real)
+            return made
         copied: Tensor = _TO_COPY(real, device=self.virtual.device)
         return copied
 

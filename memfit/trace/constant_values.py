@@ -85,6 +85,12 @@ def value_of(tensor: Any) -> Tensor | None:
     return tensor if isinstance(tensor, Tensor) and small(tensor) else None
 
 
+def know(tensor: Tensor, value: Tensor) -> None:
+    """Notes the content of a tensor that was computed beside the trace; of a large one nothing is kept."""
+    if small(tensor):
+        tensor.__dict__["_memfit_value"] = _Content(value)
+
+
 def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Computes the content of an operator's outputs where all its inputs' is known; forgets what it overwrote.
 

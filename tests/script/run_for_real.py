@@ -4,6 +4,7 @@
 blocks do not count. The garbage collector rests, as in a trace.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -150,7 +151,7 @@ def main() -> None:
         register_optimizer_step_post_hook(phases.step_ended)
         register_module_forward_pre_hook(phases.enter)
         register_module_forward_hook(phases.leave, always_call=True)
-        with phases:
+        with phases, contextlib.suppress(SystemExit):
             runpy.run_path(script, run_name="__main__")
         phases.mark("end")
     records, marks = events._read(operators)

@@ -217,3 +217,48 @@ def test_rows_that_a_mask_from_the_card_cuts_on_the_host_keep_their_largest_leng
         f"    {STEP}",
     )
     assert outcome.error is None, outcome.error.text
+
+
+def test_an_array_indexes_tensors_of_the_card_in_inference_mode(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "import numpy\n"
+        "rows = numpy.arange(3)\n"
+        "for step in range(3):\n"
+        "    with torch.inference_mode():\n"
+        "        out = net(torch.ones(4, 256, device='cuda'))\n"
+        "        assert out[rows].shape == (3, 256) and torch.arange(4).cuda()[rows].tolist() == [0, 1, 2]\n"
+        "        out[rows > 0] = 0\n"
+        f"    loss = net(torch.ones(4, 256, device='cuda')).sum(); {STEP}",
+    )
+    assert outcome.error is None, outcome.error.text
+
+
+def test_one_number_of_a_distribution_on_the_cpu_is_valid(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "net = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        "    loss = torch.distributions.Normal(net(torch.ones(1, 4)), 1.0).rsample().sum()\n"
+        f"    {STEP}",
+        device="cpu",
+    )
+    assert outcome.error is None, outcome.error.text
+
+
+def test_data_that_a_script_writes_as_a_list_counts_on_the_cpu_and_an_array_does_not(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import numpy, torch\n"
+        "net = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "data = torch.tensor(list(range(100_000)))\n"
+        "array = torch.as_tensor(numpy.zeros(10**7))\n"
+        "for step in range(3):\n"
+        f"    loss = net(torch.ones(1, 4)).sum(); {STEP}",
+        device="cpu",
+    )
+    assert outcome.error is None, outcome.error.text
+    assert 800_000 <= outcome.peak_bytes["train"] < 810_000

@@ -50,7 +50,11 @@ def has_fake(values: Any) -> bool:
 def is_on_card(kwargs: dict[str, Any]) -> bool:
     """Whether ``device=`` names the card."""
     device = kwargs.get("device")
-    return device is not None and torch.device(device).type in (NAME, "cuda")
+    return device is not None and _is_card(device)
+
+
+def _is_card(device: Any) -> bool:
+    return torch.device(device).type in (NAME, "cuda")
 
 
 def is_real_call(types: Any, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -58,6 +62,8 @@ def is_real_call(types: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     if kwargs and (is_on_card(kwargs) or has_fake(kwargs.values())):
         return False
     if any(kind not in _PLAIN and is_traceable_wrapper_subclass_type(kind) for kind in types):
+        return False
+    if any(type(value) is torch.device and _is_card(value) for value in args):  # Tensor.to in inference mode
         return False
     return not has_fake(args)
 
