@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.assumptions import ASSUMED, assumed_count, assumed_integer
+from memfit.device.virtual.assumptions import ASSUMED, ASSUMED_TRUTH, assumed_count, assumed_integer
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import schema_of, storage_id_of
@@ -179,12 +179,18 @@ _COUNTS = frozenset(
     {_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default, _aten.count_nonzero.dim_IntList}
 )
 """Of booleans, these count how many hold."""
+_ORDERS = frozenset({_aten.lt.Scalar, _aten.le.Scalar, _aten.gt.Scalar, _aten.ge.Scalar})
 
 
 def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Follows integers that are not known: where each is assumed to be 0, ``i + 32`` is 32, and a slice from one to the
     other has the width of a real run's. Random ones are the least that they can be. A count of hits is 1: an accuracy
-    that code compares with the best one so far, or divides by, is no 0."""
+    that code compares with the best one so far, or divides by, is no 0. Of one number that is compared with another,
+    the answer is that of the number that a script reads (0.5)."""
+    if func in _ORDERS and args[0].is_floating_point() and out.numel() == 1:
+        with disable_current_modes():
+            setattr(out, ASSUMED_TRUTH, bool(func(torch.tensor(0.5), args[1])))
+        return
     if not (isinstance(out, FakeTensor) and small(out) and out.dtype in _INTEGERS):
         return
     if func in _COUNTS and args[0].dtype is torch.bool and args[0].numel():

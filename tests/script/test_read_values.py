@@ -262,3 +262,18 @@ def test_data_that_a_script_writes_as_a_list_counts_on_the_cpu_and_an_array_does
     )
     assert outcome.error is None, outcome.error.text
     assert 800_000 <= outcome.peak_bytes["train"] < 810_000
+
+
+@pytest.mark.parametrize("window", [256, 512])
+def test_a_spectrogram_is_inverted_on_the_card(tmp_path: Path, window: int) -> None:
+    """``istft`` asks whether its windows leave a gap."""
+    outcome = trace_here(
+        tmp_path,
+        NET + f"window = torch.hann_window({window}).cuda()\n"
+        "for step in range(3):\n"
+        "    waves = net(torch.ones(8, 256, device='cuda')).flatten()[None]\n"
+        f"    spectrum = torch.stft(waves, {window}, 64, window=window, return_complex=True)\n"
+        f"    loss = torch.istft(spectrum, {window}, 64, window=window, length=waves.shape[1]).sum()\n"
+        f"    {STEP}",
+    )
+    assert outcome.error is None, outcome.error.text

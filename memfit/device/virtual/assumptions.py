@@ -23,6 +23,9 @@ for the least random number."""
 HOLDS_IF_FINITE = "_memfit_holds_if_finite"
 """Attribute of a fake tensor of one truth value: it is true of every finite number, as ``loss < float("inf")`` is."""
 
+ASSUMED_TRUTH = "_memfit_assumed_truth"
+"""Attribute of a fake tensor of one truth value: the answer where a number that is not known is taken for 0.5."""
+
 DOUBT = "where that is a size, a run needs more than predicted"
 """The end of what is said of an integer that was assumed."""
 

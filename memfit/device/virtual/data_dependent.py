@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual.assumptions import (
+    ASSUMED_TRUTH,
     HOLDS_IF_FINITE,
     Assumptions,
     answer_that_passes,
@@ -62,7 +63,10 @@ def _not_left_aligned(assumptions: Assumptions, tensor: Tensor, mask: Tensor) ->
 
 
 def _same(assumptions: Assumptions, first: Tensor, second: Tensor, *rest: Any, **named: Any) -> bool:
+    """Tensors of one shape are the same. ATen asks this way too whether one truth value is true
+    (``is_scalar_tensor_true``), as ``istft`` does whether its windows leave a gap."""
     same = first.shape == second.shape
+    same = same and all(tensor.__dict__.get(ASSUMED_TRUTH, True) for tensor in (first, second))
     assumptions.note("equal", repr(same))
     return same
 
