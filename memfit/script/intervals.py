@@ -37,7 +37,10 @@ class _Counter:
     counts: bool = False
     """Whether it went on from one window to a later one, by 1 or by as much as before."""
     is_met: bool = False
-    """Whether the condition held after ``FROM_WINDOW``, by itself or early: at 0 it is often left out."""
+    """Whether the condition held after ``FROM_WINDOW``, by itself or early: at 0 it is often left out. One that held at
+    two values before, such as an accumulation's, soon holds again."""
+    held_at: int | None = None
+    """The value at which the condition held first."""
 
     def see(self, value: int, window: int) -> None:
         """Notes the next value."""
@@ -70,7 +73,8 @@ class Intervals:
         counter = self._counters.setdefault((where, text), _Counter(first=value, value=value, window=window))
         counter.see(value, window)
         if rest == wanted:
-            counter.is_met |= window >= FROM_WINDOW
+            counter.held_at = value if counter.held_at is None else counter.held_at
+            counter.is_met |= window >= FROM_WINDOW or value > counter.held_at
         elif counter.is_steady and counter.counts and not counter.is_met and self._may_hold(where, window):
             counter.is_met = True
             self.early.append(EarlyCondition(where=where, text=text, answer=holds))

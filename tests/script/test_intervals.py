@@ -46,6 +46,7 @@ def test_a_counter_meets_its_condition_once() -> None:
     assert asked([(step // 4, step) for step in range(1, 20)]) == [8]  # four micro-batches a window
     assert asked([(step, 64 * step) for step in range(1, 9)], divisor=6400) == [192]  # samples seen
     assert asked([(step, step) for step in range(1, 9)], wanted=999) == [2]
+    assert asked([(step // 2, step + 1) for step in range(7)], divisor=2) == [2, 4, 6]  # accumulation: never early
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_what_is_skipped_except_every_so_many_steps_is_seen(tmp_path: Path) -> N
 
 
 def test_a_given_answer_leaves_a_condition_as_it_is(tmp_path: Path) -> None:
-    text = f"{NET}for step in range(10**6):\n{STEP}    if step % 1000 == 999:\n        evaluate(2)\n"
+    text = f"{NET}for step in range(10**6 - 1):\n{STEP}    if step % 1000 == 999:\n        evaluate(2)\n"
     outcome = trace_here(tmp_path, text, assumed=(("train.py", 18, "False"),))
     assert not outcome.assumed
     assert outcome.not_seen == ("no validation ran", "nothing was saved")
