@@ -13,7 +13,7 @@ from typing import Any
 
 from memfit.device.virtual.patching import replaced
 
-_REMAINDER, _TURNS = "__memfit_remainder__", "__memfit_turns__"
+_REMAINDER, _TURNS, _WHILE = "__memfit_remainder__", "__memfit_turns__", "__memfit_while__"
 _LOOPS = re.compile(r"train|loop|callback|checkpoint")
 """Names of the modules of libraries in which a training loop decides."""
 _SIMPLE = (ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.operator, ast.expr_context)
@@ -21,14 +21,16 @@ _SIMPLE = (ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.operator, ast.e
 
 @contextmanager
 def code_rewritten(
-    is_own: Callable[[str], bool], remainder: Callable[..., Any], turns: Callable[..., Any]
+    is_own: Callable[[str], bool], remainder: Callable[..., Any], turns: Callable[..., Any], goes_on: Callable[..., Any]
 ) -> Iterator[None]:
     """Context in which modules are compiled by ``compiled``: those of the user, and training loops of libraries.
 
     Args:
         is_own: tells the files of the user.
         remainder: called as ``remainder(value, divisor, wanted, where, text, holds)`` in place of ``value % divisor``.
-        turns: called as ``turns(iterable, where)``; its result is iterated in place of the iterable.
+        turns: called as ``turns(iterable, where, yields)``; its result is iterated in place of the iterable. ``yields``
+            tells whether a ``yield`` may leave the loop's body.
+        goes_on: called as ``goes_on(where)`` before a ``while`` loop; its result is asked before each turn.
     """
     plain = SourceFileLoader.get_code
 
@@ -38,7 +40,7 @@ def code_rewritten(
             return compiled(loader.get_data(path), path)
         return plain(loader, name)
 
-    functions = {_REMAINDER: remainder, _TURNS: turns}
+    functions = {_REMAINDER: remainder, _TURNS: turns, _WHILE: goes_on}
     with replaced(builtins, **functions), replaced(SourceFileLoader, get_code=get_code):
         yield
 
@@ -54,7 +56,7 @@ def compiled(source: bytes, path: str) -> CodeType:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Asks for remainders in ``a % b == c``, ``a % b != c`` and conditions ``a % b``, and for the turns of ``for``."""
+    """Asks for remainders in ``a % b == c``, ``a % b != c`` and conditions ``a % b``, and for the turns of loops."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -75,16 +77,26 @@ class _Rewriter(ast.NodeTransformer):
         node.test = self._truth(node.test)
         return self.generic_visit(node)
 
-    def visit_While(self, node: ast.While) -> ast.AST:
-        """Its condition stays: ``while n % 8 != 0`` looks for a number."""
-        node.body = [self.visit(statement) for statement in node.body]
-        node.orelse = [self.visit(statement) for statement in node.orelse]
-        return node
+    def visit_While(self, node: ast.While) -> Any:
+        """Its own condition stays: ``while n % 8 != 0`` looks for a number."""
+        yields = _yields(node.body)
+        test, node.test = node.test, ast.Constant(True)
+        self.generic_visit(node)
+        node.test = test
+        if yields:
+            return node
+        name = f"_memfit_loop_{node.lineno}"
+        asked = ast.Call(ast.Name(name, ast.Load()), [], [])
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), [test, asked]), test)
+        made = ast.Call(ast.Name(_WHILE, ast.Load()), [ast.Constant(f"{self._path}:{node.lineno}")], [])
+        before, after = (ast.Assign([ast.Name(name, ast.Store())], value) for value in (made, ast.Constant(None)))
+        return [ast.copy_location(before, node), node, ast.copy_location(after, node)]
 
     def visit_For(self, node: ast.For) -> ast.AST:
+        yields = _yields(node.body)
         self.generic_visit(node)
-        where = ast.Constant(f"{self._path}:{node.lineno}")
-        node.iter = ast.copy_location(ast.Call(ast.Name(_TURNS, ast.Load()), [node.iter, where], []), node.iter)
+        given = [node.iter, ast.Constant(f"{self._path}:{node.lineno}"), ast.Constant(yields)]
+        node.iter = ast.copy_location(ast.Call(ast.Name(_TURNS, ast.Load()), given, []), node.iter)
         return node
 
     def _truth(self, node: ast.expr) -> ast.expr:
@@ -108,6 +120,12 @@ class _Rewriter(ast.NodeTransformer):
         constants = [ast.Constant(value) for value in (f"{self._path}:{node.lineno}", text, holds)]
         arguments = [node.left, node.right, wanted, *constants]
         return ast.copy_location(ast.Call(ast.Name(_REMAINDER, ast.Load()), arguments, []), node)
+
+
+def _yields(body: list[ast.stmt]) -> bool:
+    """Whether a ``yield`` or ``await`` is in the statements, functions within them too."""
+    leaving = (ast.Yield, ast.YieldFrom, ast.Await)
+    return any(isinstance(part, leaving) for statement in body for part in ast.walk(statement))
 
 
 def _is_simple(node: ast.expr) -> bool:

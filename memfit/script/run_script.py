@@ -39,6 +39,7 @@ from memfit.script.lazy_parameters import lazy_parameters
 from memfit.script.lbfgs_history import full_histories
 from memfit.script.live_allocator import LiveAllocator
 from memfit.script.loaders import short_loaders
+from memfit.script.loop_ends import LoopEnds
 from memfit.script.measure import outcome_of
 from memfit.script.observations import Observations, observed
 from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
@@ -70,6 +71,7 @@ class Running:
     tracer: ScriptTracer
     watch: StepWatch
     stop: TraceStop
+    loops: LoopEnds
     observations: Observations
     intervals: Intervals
     facts: set[str]
@@ -92,9 +94,11 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         observations = stack.enter_context(observed(tracer))
         stop = TraceStop(request=request, watch=watch, begin=begin)
         intervals = Intervals(windows=lambda: watch.windows, allows=partial(_may_hold_early, tracer))
+        loops = LoopEnds(watch=watch, is_own=tracer.lines.is_own, is_enough=lambda: stop.ends_loops)
+        stop.can_end_loops = lambda: loops.can_end
         running = Running(
-            request=request, device=device, tracer=tracer, watch=watch, stop=stop, observations=observations,
-            intervals=intervals, facts=facts, begin=begin,
+            request=request, device=device, tracer=tracer, watch=watch, stop=stop, loops=loops,
+            observations=observations, intervals=intervals, facts=facts, begin=begin,
         )  # fmt: skip
 
         def finish_now(why: str) -> None:
@@ -115,13 +119,15 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
             except SystemExit as left:
                 ended = f"the script exited with {left.code}" if left.code else "the script ended"
             except BaseException as error:
-                if stop.reason:
+                if stop.reason or _fails_past_the_end(error, running):
                     ended = stop.reason
                 else:
                     ended, failure = f"the script failed: {type(error).__name__}", script_error(error, tracer)
         watch.on_window = lambda: None
         watch.end_updates()
         tracer.pause()
+        if loops.ended and not (failure or stop.reason):
+            ended = f"the script ended, its loops cut short after {stop.enough}"
         outcome = outcome_of(running, stop.reason or ended, failure)
     report(outcome)
 
@@ -170,8 +176,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
         checkpoints(watch, SavedFiles(tracer.mode, tracer.made_on_cpu, may_write=not request.unsafe_writes))
     )
     stack.enter_context(script_ranks(tracer))
-    turns = RepeatedTurns(watch=watch, note=running.observations.note)
-    stack.enter_context(code_rewritten(tracer.lines.is_own, running.intervals.remainder, turns.turns))
+    stack.enter_context(_loops_followed(running))
     stack.enter_context(_optimizers_known(watch))
     stack.enter_context(stubbed(request.stubs))
     tracer.watch = watch
@@ -181,6 +186,27 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(tracer.recording())
     for hook in watch.hooks():
         stack.callback(hook.remove)
+
+
+def _loops_followed(running: Running) -> Any:
+    """Context in which the script's loops, and conditions on counters, ask the trace."""
+    watch, loops, is_own = running.watch, running.loops, running.tracer.lines.is_own
+    repeated = RepeatedTurns(watch=watch, note=running.observations.note)
+
+    def turns(iterable: Any, where: str, yields: bool) -> Any:
+        iterable = repeated.turns(iterable, where)
+        return iterable if yields else loops.turns(iterable, where)
+
+    return code_rewritten(is_own, running.intervals.remainder, turns, loops.goes_on)
+
+
+def _fails_past_the_end(error: BaseException, running: Running) -> bool:
+    """Whether the script fails after its training was cut short, as where it misses a file of a later step."""
+    if not running.loops.ended or isinstance(error, torch.OutOfMemoryError):
+        return False
+    summary = script_error(error, running.tracer).summary.rstrip(".")
+    running.observations.note(f"the rest of the script, past the training that was cut short: {summary}")
+    return True
 
 
 @contextmanager

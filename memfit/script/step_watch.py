@@ -71,6 +71,8 @@ class StepWatch:
     """Modules that are in their forward, one within the other."""
     calls: int = 0
     """Forwards of nets, not of modules within them."""
+    backwards: int = 0
+    """Backwards, not those within another."""
     forwards: dict[str, tuple[int, Line]] = field(default_factory=dict)
     """Parameters of each net that is trained, by its class, and where it was called last."""
     trained_storages: set[int] = field(default_factory=set)
@@ -223,6 +225,7 @@ class StepWatch:
                 return run(*args, **kwargs)
             nested = current_autograd_node() is not None
             if not nested:
+                self.backwards += 1
                 self.training("backward")
                 self.held += held_at_backward(self.tracer)
             self.tracer.lines.enter_backward()

@@ -20,6 +20,10 @@ SHORT_TRACE = 20_000
 """A loop without a DataLoader of at most so many operators is followed past ``WINDOWS``, to its end."""
 MOST_OF_ONE = 4
 """How many more times than requested an optimizer may step while another one never does."""
+FURTHER_WINDOWS = 16
+"""Windows at most that the turns of outer loops may take, until all loops have ended."""
+LEAST_REST_SECONDS = 10.0
+"""The least time for what comes after the loops."""
 _OPERATORS_BETWEEN_LOOKS = 256
 _PATIENCE = 3
 """How often a script may catch the stop and go on."""
@@ -34,8 +38,14 @@ class TraceStop:
     begin: float
     reason: str = ""
     finish_now: Callable[[str], None] = lambda why: None
-    _enough: str = ""
+    can_end_loops: Callable[[], bool] = lambda: False
+    """Whether the loops that run can be left."""
+    ends_loops: bool = False
+    """Whether enough was seen, and what comes after the loops is waited for."""
+    enough: str = ""
     """Why the next part of a window is not run."""
+    _last_steps: int = 0
+    """Steps of all optimizers, past which loops that do not end are stopped."""
     _operators: int = 0
     _raised: int = 0
 
@@ -52,7 +62,7 @@ class TraceStop:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _alarm(self, *signal_and_frame: Any) -> None:
-        self.stop(f"the limit of {self.request.limit_seconds:.0f} s")
+        self.stop(self.enough or f"the limit of {self.request.limit_seconds:.0f} s")
 
     def check(self) -> None:
         """Called before each operator."""
@@ -74,22 +84,37 @@ class TraceStop:
 
     def training_goes_on(self) -> None:
         """Called before each part of a window. Code after the last step, such as saving, still runs."""
-        if self._enough:
-            self.stop(self._enough)
+        if self.enough and not (self.ends_loops and len(self.watch.steps) < self._last_steps):
+            self.stop(self.enough)
 
     def window_ended(self) -> None:
         """Called after each optimizer step."""
         if self.reason:
             self.stop(self.reason)
+        if self.enough:
+            return
         known = [optimizer.steps for optimizer in self.watch.current()]
         least, most = min(known), max(known)
         if self.request.steps is not None:
             if least >= self.request.steps or most >= MOST_OF_ONE * self.request.steps:
-                self._enough = f"{self.request.steps} steps of every optimizer"
+                self.enough = f"{self.request.steps} steps of every optimizer"
         elif self.request.batches is None:
             complete = least if least or most < MOST_OF_ONE * WINDOWS else most // MOST_OF_ONE
             if complete >= WINDOWS and (not self._waits() or complete >= MOST_WINDOWS):
-                self._enough = f"{complete} steps of every optimizer"
+                self.enough = f"{complete} steps of every optimizer"
+                self._wait_for_the_rest(len(known))
+
+    def _wait_for_the_rest(self, optimizers: int) -> None:
+        """Has the loops end where a phase may come after them. It may take as long again as the trace so far."""
+        watch = self.watch
+        if (watch.saves and watch.validations) or not self.can_end_loops():
+            return
+        self.ends_loops = True
+        self._last_steps = len(watch.steps) + FURTHER_WINDOWS * optimizers
+        elapsed = time.perf_counter() - self.begin
+        with suppress(ValueError):
+            rest = min(max(elapsed, LEAST_REST_SECONDS), max(self.request.limit_seconds - elapsed, 1.0))
+            signal.setitimer(signal.ITIMER_REAL, rest, 5.0)
 
     def _waits(self) -> bool:
         """Whether a phase that was not seen may still come soon."""

@@ -1,0 +1,94 @@
+"""Ends the training loops of a script once enough steps were seen, so that what comes after the loops is seen too.
+
+Many scripts validate or save after their last step alone. A loop of the user's own files that trains is left before its
+next turn, as if it had come to its end. A loop around it makes two turns: what a turn does before its first step, such
+as playing games, is seen with the optimizers' state. The last number of a ``range`` has its turn too: what a script
+does in its last step, it asks for by that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import length_hint
+from typing import Any
+
+import torch
+
+from memfit.script.step_watch import StepWatch
+
+LEAST_TURNS = 2
+"""Turns that train, of a loop that began before enough was seen; one that begins later makes one."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Loop:
+    """A loop that runs. A turn trains where a backward and a step are in it."""
+
+    is_late: bool
+    """Whether it began after enough was seen."""
+    backwards: int = 0
+    steps: int = 0
+    """How many there were when the turn began."""
+    turns: int = 0
+    """Turns that have trained, and are over."""
+
+
+@dataclass(kw_only=True)
+class LoopEnds:
+    """Leaves loops where ``is_enough`` says so."""
+
+    watch: StepWatch
+    is_own: Callable[[str], bool]
+    """Tells the files of the user."""
+    is_enough: Callable[[], bool] = lambda: False
+    ended: list[str] = field(default_factory=list)
+    """Where loops were left, as ``file:line``."""
+    _running: list[_Loop] = field(default_factory=list)
+
+    @property
+    def can_end(self) -> bool:
+        """Whether a loop runs that has trained."""
+        return any(loop.turns or self._trains(loop) for loop in self._running)
+
+    def turns(self, iterable: Iterable[Any], where: str) -> Iterable[Any]:
+        """The elements of a ``for`` loop's iterable, until enough was seen."""
+        return self._until_enough(iterable, where) if self._is_watched(where) else iterable
+
+    def goes_on(self, where: str) -> Callable[[], bool]:
+        """What a ``while`` loop asks before each turn, after its own condition. It is made where the loop begins."""
+        if not self._is_watched(where):
+            return lambda: True
+        turns = self._until_enough(iter(lambda: True, False), where)
+        return lambda: next(turns, False)
+
+    def _is_watched(self, where: str) -> bool:
+        watch = self.watch
+        may_train = torch.is_grad_enabled() and not watch.depth and not watch.tracer.is_paused
+        return may_train and self.is_own(where.rpartition(":")[0])
+
+    def _until_enough(self, iterable: Iterable[Any], where: str) -> Iterator[Any]:
+        loop, elements = _Loop(is_late=self.is_enough()), iter(iterable)
+        self._running.append(loop)
+        try:
+            while not self._may_end(loop):
+                try:  # an element is held by the loop alone
+                    element = [next(elements)]
+                except StopIteration:
+                    return
+                loop.backwards, loop.steps = self.watch.backwards, len(self.watch.steps)
+                yield element.pop()
+                loop.turns += self._trains(loop)
+            self.ended.append(where)
+            if type(iterable) is range and length_hint(elements):
+                yield iterable[-1]
+            self.watch.epoch_ended()
+        finally:
+            self._running.remove(loop)
+
+    def _may_end(self, loop: _Loop) -> bool:
+        return loop.turns > 0 and self.is_enough() and (loop.is_late or loop.turns >= LEAST_TURNS)
+
+    def _trains(self, loop: _Loop) -> bool:
+        """Whether the turn has trained so far."""
+        return len(self.watch.steps) > loop.steps and self.watch.backwards > loop.backwards

@@ -1,0 +1,123 @@
+"""Loops that train are cut short once enough steps were seen, so that what comes after them is seen too."""
+
+from pathlib import Path
+
+import pytest
+
+from memfit.script.outcome import NO_SAVE, NO_VALIDATION, ScriptOutcome
+from tests.script.script_trace import trace_here
+
+NET = (
+    "import torch\n"
+    "net = torch.nn.Linear(64, 64).cuda()\n"
+    "optimizer = torch.optim.AdamW(net.parameters())\n"
+    "def step():\n"
+    "    net(torch.ones(8, 64).cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+    "def validate():\n"
+    "    with torch.no_grad():\n"
+    "        net(torch.ones(512, 64).cuda())\n"
+    "def save():\n"
+    "    torch.save(net.state_dict(), 'net.pt')\n"
+)
+END = "validate(); save()\n"
+LOADER = "loader = torch.utils.data.DataLoader(torch.ones(64, 64), 8)\n"
+
+
+def trace(tmp_path: Path, text: str, **request: object) -> ScriptOutcome:
+    outcome = trace_here(tmp_path, NET + text, **request)
+    assert outcome.error is None, outcome.error.text
+    return outcome
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for number in range(10**6):\n    step()\n",
+        "number = 0\nwhile number < 10**6:\n    step(); number += 1\n",
+        "number = 0\nwhile True:\n    step(); number += 1\n    if number > 10**6:\n        break\n",
+        "for epoch in range(100):\n    for turn in range(100):\n        step()\n",
+        f"{LOADER}for epoch in range(1000):\n    for batch in loader:\n        step()\n",
+        "def batches():\n    while True:\n        yield 1\nfor batch in batches():\n    step()\n",
+        "def batches():\n    while True:\n        yield 1\n"
+        "endless = batches()\nfor number in range(10**6):\n    next(endless); step()\n",
+    ],
+)
+def test_what_comes_after_the_last_step_is_seen(tmp_path: Path, loop: str) -> None:
+    outcome = trace(tmp_path, loop + END)
+    assert outcome.ended.startswith("the script ended, its loops cut short after ")
+    assert outcome.peak_bytes.keys() == {"train", "validate", "save"}
+    assert not {NO_SAVE, NO_VALIDATION} & set(outcome.not_seen)
+    assert outcome.windows < 30
+
+
+def test_the_last_turn_of_a_range_is_seen(tmp_path: Path) -> None:
+    outcome = trace(
+        tmp_path,
+        "seen = []\n"
+        "for number in range(1000):\n"
+        "    seen.append(number); step()\n"
+        "    if number == 999:\n        validate(); save()\n"
+        "assert seen == [*range(len(seen) - 1), 999]\n",
+    )
+    assert outcome.peak_bytes.keys() == {"train", "validate", "save"}
+
+
+def test_what_an_outer_turn_does_before_its_first_step_is_seen_with_the_optimizers_state(tmp_path: Path) -> None:
+    outcome = trace(
+        tmp_path,
+        "for game in range(1000):\n"
+        "    net.eval()\n"
+        "    validate()\n"
+        "    net.train()\n"
+        "    for number in range(16):\n        step()\n"
+        "save()\n",
+    )
+    footprint = outcome.footprint
+    assert footprint is not None
+    assert footprint.phases["validate"].categories["optimizer"] > 0
+    assert "save" in outcome.peak_bytes
+
+
+def test_loops_that_do_not_train_make_all_their_turns(tmp_path: Path) -> None:
+    outcome = trace(
+        tmp_path,
+        "for number in range(1000):\n    step()\n"
+        "turns = 0\n"
+        "for turn in range(50):\n    turns += 1\n"
+        "while turns < 80:\n    turns += 1\n"
+        "assert turns == 80\n"
+        "second = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for chosen in (second, optimizer):\n    chosen.step(); turns += 1\n"
+        f"assert turns == 82\n{END}",
+    )
+    assert "save" in outcome.peak_bytes
+
+
+def test_a_script_that_misses_a_later_step_after_its_loops_were_cut_short_is_answered(tmp_path: Path) -> None:
+    outcome = trace(
+        tmp_path,
+        "best = None\n"
+        "for number in range(10**6):\n"
+        "    step()\n"
+        "    if 1000 < number < 2000:\n        best = number\n"
+        "print(best + 1)\n",
+    )
+    assert any(line.startswith("the rest of the script, past the training") for line in outcome.not_seen)
+    assert any("TypeError" in line for line in outcome.not_seen)
+    assert outcome.windows >= 3
+
+
+def test_what_was_seen_already_is_not_waited_for(tmp_path: Path) -> None:
+    outcome = trace(
+        tmp_path,
+        f"{LOADER}for epoch in range(1000):\n    for batch in loader:\n        step()\n    validate(); save()\n"
+        "raise SystemExit('not reached')\n",
+    )
+    assert outcome.ended.endswith("steps of every optimizer")
+    assert "cut short" not in outcome.ended
+
+
+def test_steps_that_a_person_asks_for_are_as_many(tmp_path: Path) -> None:
+    outcome = trace(tmp_path, f"for number in range(10**6):\n    step()\n{END}", steps=4)
+    assert outcome.windows == 4
+    assert NO_SAVE in outcome.not_seen
