@@ -222,14 +222,17 @@ def _optimizers_known(watch: StepWatch) -> Iterator[None]:
 
 
 def _as_array(mode: HybridMode) -> Callable[..., Any]:
-    """``Tensor.numpy`` on the virtual CPU: what is known of the content, else 0.5 or 0."""
+    """``Tensor.numpy`` on the virtual CPU: what is known of the content, else 0.5 or 0. The array, and views of
+    it, hold the tensor's memory."""
 
     def numpy(tensor: FakeTensor, *, force: bool = False) -> Any:
         with DisableTorchDispatch():
             empty = torch.zeros(tuple(tensor.shape), dtype=tensor.dtype)
         real = mode.stand_in(tensor, None, lambda: empty)
         with DisableTorchDispatch():
-            return real.numpy()
+            array = real.numpy()
+        array.base.__dict__["_memfit_memory_of"] = tensor
+        return array
 
     return numpy
 

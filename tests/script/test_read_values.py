@@ -277,3 +277,21 @@ def test_a_spectrogram_is_inverted_on_the_card(tmp_path: Path, window: int) -> N
         f"    {STEP}",
     )
     assert outcome.error is None, outcome.error.text
+
+
+def test_arrays_hold_the_memory_of_their_tensors_on_the_cpu(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "net = torch.nn.Linear(64, 1000)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        f"    loss = net(torch.ones(1, 64)).sum(); {STEP}"
+        "    net.eval()\n"
+        "    with torch.no_grad():\n"
+        "        kept = [net(torch.ones(200, 64)).numpy()[:100] for batch in range(10)]\n"
+        "    net.train()\n",
+        device="cpu",
+    )
+    assert outcome.error is None, outcome.error.text
+    assert 8_000_000 <= outcome.peak_bytes["validate"] < 20_000_000
