@@ -33,7 +33,7 @@ class Cut:
     line: Line = NOWHERE
     """The line of the forward."""
     window: int = 0
-    """The number of steps before it."""
+    """The number of windows before it."""
 
 
 @dataclass(kw_only=True)

@@ -89,6 +89,10 @@ class StepWatch:
     _in_window: bool = False
     _epoch_ended: bool = False
     _window_start: int = 0
+    _ended: int = 0
+    """Windows that ended, also of optimizers that a later stage of training no longer steps."""
+    _counted: int = 0
+    """``windows`` when a window ended last."""
     _next_number: int = 0
 
     def __post_init__(self) -> None:
@@ -105,7 +109,7 @@ class StepWatch:
         start, kinds = max(start, self.cuts[-1].start), self.tracer.kind
         while start < len(kinds) and kinds[start] == FREE:
             start += 1
-        self.cuts.append(Cut(phase=phase, start=start, window=self.windows, **how))
+        self.cuts.append(Cut(phase=phase, start=start, window=self._ended, **how))
 
     @property
     def windows(self) -> int:
@@ -313,6 +317,8 @@ class StepWatch:
         known.steps += 1
         known.last_step = self.last = self._window_start = event
         self.steps.append((event, number))
+        if self.windows != self._counted:
+            self._ended, self._counted = self._ended + 1, self.windows
         self._in_window = self._epoch_ended = False
         tracer.mark("between")
         if self.windows > 1:
@@ -357,6 +363,6 @@ class StepWatch:
             self.optimizers,
             self.steps,
             [self._freed(failure) for failure in self.failures],
-            windows=self.windows,
+            windows=self._ended,
             end=len(self.tracer.kind),
         )

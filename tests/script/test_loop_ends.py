@@ -121,3 +121,28 @@ def test_steps_that_a_person_asks_for_are_as_many(tmp_path: Path) -> None:
     outcome = trace(tmp_path, f"for number in range(10**6):\n    step()\n{END}", steps=4)
     assert outcome.windows == 4
     assert NO_SAVE in outcome.not_seen
+
+
+def test_a_later_stage_of_training_is_seen(tmp_path: Path) -> None:
+    outcome = trace(
+        tmp_path,
+        "for number in range(1000):\n    step()\n"
+        "optimizer = torch.optim.LBFGS(net.parameters(), max_iter=2)\n"
+        "def closure():\n"
+        "    optimizer.zero_grad()\n"
+        "    loss = net(torch.ones(4096, 64).cuda()).sum(); loss.backward()\n"
+        "    return loss\n"
+        "for number in range(1000):\n    optimizer.step(closure)\n",
+    )
+    assert [steps for _, steps in outcome.steps][1] > 0
+    assert outcome.peak_bytes["train"] > 4096 * 64 * 4
+
+
+def test_validation_in_some_steps_of_an_earlier_stage_is_no_part_of_training(tmp_path: Path) -> None:
+    outcome = trace(
+        tmp_path,
+        "for number in range(8):\n    step()\n    if number in (1, 4, 6):\n        validate()\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for number in range(3):\n    step()\nsave()\n",
+    )
+    assert outcome.peak_bytes.keys() == {"train", "validate", "save"}
