@@ -20,6 +20,9 @@ from memfit.script.step_watch import StepWatch
 LEAST_TURNS = 2
 """Turns that train, of a loop that began before enough was seen; one that begins later makes one."""
 
+LEAST_WINDOWS = 2
+"""Steps of each optimizer that a verdict needs."""
+
 
 @dataclass(kw_only=True, eq=False)
 class _Loop:
@@ -87,7 +90,10 @@ class LoopEnds:
             self._running.remove(loop)
 
     def _may_end(self, loop: _Loop) -> bool:
-        return loop.turns > 0 and self.is_enough() and (loop.is_late or loop.turns >= LEAST_TURNS)
+        """Whether it has shown enough. An optimizer that a later loop makes steps often enough for a verdict."""
+        if not loop.turns or not self.is_enough():
+            return False
+        return self.watch.windows >= LEAST_WINDOWS and (loop.is_late or loop.turns >= LEAST_TURNS)
 
     def _trains(self, loop: _Loop) -> bool:
         """Whether the turn has trained so far."""

@@ -123,9 +123,8 @@ class _Rewriter(ast.NodeTransformer):
 
 
 def _yields(body: list[ast.stmt]) -> bool:
-    """Whether a ``yield`` or ``await`` is in the statements, functions within them too."""
-    leaving = (ast.Yield, ast.YieldFrom, ast.Await)
-    return any(isinstance(part, leaving) for statement in body for part in ast.walk(statement))
+    """Whether a ``yield`` is in the statements, functions within them too."""
+    return any(isinstance(part, ast.Yield | ast.YieldFrom) for statement in body for part in ast.walk(statement))
 
 
 def _is_simple(node: ast.expr) -> bool:

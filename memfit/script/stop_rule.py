@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from memfit.script.loop_ends import LEAST_WINDOWS
 from memfit.script.outcome import TraceRequest
 from memfit.script.step_watch import EnoughError, StepWatch
 
@@ -84,8 +85,12 @@ class TraceStop:
 
     def training_goes_on(self) -> None:
         """Called before each part of a window. Code after the last step, such as saving, still runs."""
-        if self.enough and not (self.ends_loops and len(self.watch.steps) < self._last_steps):
+        if not self.enough:
+            return
+        if not self.ends_loops:
             self.stop(self.enough)
+        elif len(self.watch.steps) >= self._last_steps and self.watch.windows >= LEAST_WINDOWS:
+            self.stop(f"{self.watch.windows} steps of every optimizer")
 
     def window_ended(self) -> None:
         """Called after each optimizer step."""

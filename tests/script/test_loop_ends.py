@@ -146,3 +146,30 @@ def test_validation_in_some_steps_of_an_earlier_stage_is_no_part_of_training(tmp
         "for number in range(3):\n    step()\nsave()\n",
     )
     assert outcome.peak_bytes.keys() == {"train", "validate", "save"}
+
+
+def test_each_fold_has_its_optimizer_and_a_verdict(tmp_path: Path) -> None:
+    outcome = trace(
+        tmp_path,
+        f"{LOADER}folds = []\n"
+        "for fold in iter(range(5)):\n"
+        "    optimizer = torch.optim.AdamW(net.parameters())\n"
+        "    for epoch in iter(range(20)):\n"
+        "        for batch in loader:\n            step()\n"
+        "    folds.append(fold)\n"
+        f"assert len(folds) == 2\n{END}",
+    )
+    assert outcome.windows >= 2
+    assert outcome.peak_bytes.keys() == {"train", "validate", "save"}
+
+
+def test_a_loop_in_a_coroutine_ends(tmp_path: Path) -> None:
+    outcome = trace(
+        tmp_path,
+        "import asyncio\n"
+        "async def main():\n"
+        "    for number in iter(range(10**6)):\n        step(); await asyncio.sleep(0)\n"
+        "    validate(); save()\n"
+        "asyncio.run(main())\n",
+    )
+    assert outcome.peak_bytes.keys() == {"train", "validate", "save"}
