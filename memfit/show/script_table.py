@@ -189,7 +189,8 @@ def script_remarks(outcome: ScriptOutcome) -> list[str]:
         lines.append(f"Kept between steps: {format_size(kept.bytes)} by {kept.name} (made at {where}).")
     for answer in outcome.assumed[:_TOP_OTHERS]:
         file, _, number = answer.where.rpartition(":")
-        lines.append(f"Assumed at {_short(_near(file))}:{number}: {answer.operator} gives {answer.answer}.")
+        where = f"at {_short(_near(file))}:{number}" if file else "in a backward"
+        lines.append(f"Assumed {where}: {answer.operator} gives {answer.answer}.")
     if len(outcome.assumed) > _TOP_OTHERS:
         lines.append(f"Assumed at {len(outcome.assumed) - _TOP_OTHERS} more lines: --json lists them.")
     here = f"{Path.cwd()}{os.sep}"
