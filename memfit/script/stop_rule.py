@@ -23,8 +23,8 @@ MOST_OF_ONE = 4
 """How many more times than requested an optimizer may step while another one never does."""
 FURTHER_WINDOWS = 16
 """Windows at most that the turns of outer loops may take, until all loops have ended."""
-LEAST_REST_SECONDS = 10.0
-"""The least time for what comes after the loops."""
+LEAST_REST_SECONDS = 30.0
+"""The least time for what comes after the loops. Its operators are limited too, so that sizes of a scan end alike."""
 _OPERATORS_BETWEEN_LOOKS = 256
 _PATIENCE = 3
 """How often a script may catch the stop and go on."""
@@ -47,6 +47,8 @@ class TraceStop:
     """Why the next part of a window is not run."""
     _last_steps: int = 0
     """Steps of all optimizers, past which loops that do not end are stopped."""
+    _last_operators: int = 0
+    """Operators, past which what comes after the loops is stopped."""
     _operators: int = 0
     _raised: int = 0
 
@@ -69,6 +71,8 @@ class TraceStop:
         """Called before each operator."""
         self._operators += 1
         looks = self._operators % _OPERATORS_BETWEEN_LOOKS == 0
+        if looks and self.ends_loops and self._operators > self._last_operators:
+            self.stop(f"{self.watch.windows} steps of every optimizer")
         if looks and time.perf_counter() - self.begin > self.request.limit_seconds:
             self.stop(f"the limit of {self.request.limit_seconds:.0f} s")
 
@@ -110,11 +114,12 @@ class TraceStop:
                 self._wait_for_the_rest(len(known))
 
     def _wait_for_the_rest(self, optimizers: int) -> None:
-        """Has the loops end where a phase may come after them. It may take as long again as the trace so far."""
+        """Has the loops end where a phase may come after them, within a limit that follows from the trace so far."""
         watch = self.watch
         if (watch.saves and watch.validations) or not self.can_end_loops():
             return
         self.ends_loops = True
+        self._last_operators = 2 * self._operators + SHORT_TRACE
         self._last_steps = len(watch.steps) + FURTHER_WINDOWS * optimizers
         elapsed = time.perf_counter() - self.begin
         with suppress(ValueError):

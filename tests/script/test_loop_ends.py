@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from memfit.script import stop_rule
 from memfit.script.outcome import NO_SAVE, NO_VALIDATION, ScriptOutcome
 from tests.script.script_trace import trace_here
 
@@ -173,3 +174,16 @@ def test_a_loop_in_a_coroutine_ends(tmp_path: Path) -> None:
         "asyncio.run(main())\n",
     )
     assert outcome.peak_bytes.keys() == {"train", "validate", "save"}
+
+
+def test_what_comes_after_the_loops_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_rule, "SHORT_TRACE", 400)
+    outcome = trace(
+        tmp_path,
+        "for number in range(1000):\n    step()\n"
+        "validate()\nnumber = torch.ones(4).cuda()\n"
+        "while True:\n    number = number + 1\n",
+    )
+    assert outcome.ended == f"{outcome.windows} steps of every optimizer"
+    assert "validate" in outcome.peak_bytes
+    assert NO_SAVE in outcome.not_seen
