@@ -21,7 +21,7 @@ LEAST_TURNS = 2
 """Turns that train, of a loop that began before enough was seen; one that begins later makes one."""
 
 LEAST_WINDOWS = 2
-"""Steps of each optimizer that a verdict needs."""
+"""Steps of each optimizer: the first makes its state."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -90,7 +90,7 @@ class LoopEnds:
             self._running.remove(loop)
 
     def _may_end(self, loop: _Loop) -> bool:
-        """Whether it has shown enough. An optimizer that a later loop makes steps often enough for a verdict."""
+        """Whether it has shown enough. An optimizer of a later stage steps with its state, too."""
         if not loop.turns or not self.is_enough():
             return False
         return self.watch.windows >= LEAST_WINDOWS and (loop.is_late or loop.turns >= LEAST_TURNS)

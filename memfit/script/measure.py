@@ -65,7 +65,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
             cards = card_verdicts(trace, running.request.command.world)
     return ScriptOutcome(
         ended=ended,
-        windows=watch.windows,
+        windows=watch.complete_windows,
         steps=tuple(
             (f"{optimizer.line.file}:{optimizer.line.line}", optimizer.steps) for optimizer in watch.optimizers.values()
         ),

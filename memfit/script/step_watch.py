@@ -119,6 +119,11 @@ class StepWatch:
         active = [known for known in stepped if known.last_step > since] or stepped
         return min((known.steps for known in active), default=0)
 
+    @property
+    def complete_windows(self) -> int:
+        """Complete windows of all stages of a training, of which each has optimizers of its own."""
+        return self.windows if self.failures else max(self.windows, self._ended)
+
     def current(self) -> list[KnownOptimizer]:
         """The optimizers that exist since memory last ran out."""
         since = self.failures[-1].end if self.failures else -1

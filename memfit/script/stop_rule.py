@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from memfit.script.loop_ends import LEAST_WINDOWS
 from memfit.script.outcome import TraceRequest
 from memfit.script.step_watch import EnoughError, StepWatch
 
@@ -72,7 +71,7 @@ class TraceStop:
         self._operators += 1
         looks = self._operators % _OPERATORS_BETWEEN_LOOKS == 0
         if looks and self.ends_loops and self._operators > self._last_operators:
-            self.stop(f"{self.watch.windows} steps of every optimizer")
+            self.stop(f"{self.watch.complete_windows} complete steps")
         if looks and time.perf_counter() - self.begin > self.request.limit_seconds:
             self.stop(f"the limit of {self.request.limit_seconds:.0f} s")
 
@@ -93,8 +92,8 @@ class TraceStop:
             return
         if not self.ends_loops:
             self.stop(self.enough)
-        elif len(self.watch.steps) >= self._last_steps and self.watch.windows >= LEAST_WINDOWS:
-            self.stop(f"{self.watch.windows} steps of every optimizer")
+        elif len(self.watch.steps) >= self._last_steps:
+            self.stop(f"{self.watch.complete_windows} complete steps")
 
     def window_ended(self) -> None:
         """Called after each optimizer step."""
@@ -119,7 +118,7 @@ class TraceStop:
         if (watch.saves and watch.validations) or not self.can_end_loops():
             return
         self.ends_loops = True
-        self._last_operators = 2 * self._operators + SHORT_TRACE
+        self._last_operators = 2 * (self._operators + SHORT_TRACE)
         self._last_steps = len(watch.steps) + FURTHER_WINDOWS * optimizers
         elapsed = time.perf_counter() - self.begin
         with suppress(ValueError):
