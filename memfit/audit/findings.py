@@ -13,6 +13,7 @@ from memfit.audit.finding_codes import CURES
 from memfit.audit.steps import step_findings
 from memfit.audit.streams import AuditWorld, distinct_ids
 from memfit.audit.units import Meant, unit_findings
+from memfit.audit.wrong_samples import SampleFaults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +31,12 @@ class AuditFinding:
 
 
 def findings_of(
-    world: AuditWorld, counts: Counts, alone: Counts, replaced: str | None, meant: Meant | None
+    world: AuditWorld, counts: Counts, alone: Counts, faults: SampleFaults, meant: Meant | None
 ) -> list[AuditFinding]:
     """Faults of one world; ``alone`` are the counts on a single rank, where nothing is sharded."""
     said = [
-        *_sharing(world, counts, alone, replaced),
+        *_sharing(world, counts, alone, faults.replaced),
+        *(("silent-drops", faults.left_out),) * bool(faults.left_out),
         *_same_order(world, counts),
         *_unequal(counts),
         *step_findings(world),
@@ -55,6 +57,7 @@ def _sharing(world: AuditWorld, counts: Counts, alone: Counts, replaced: str | N
         )
         return
     if declared(world).with_replacement:
+        yield from _same_draws(world, counts, alone)
         return
     wrong = _wrong_sharing(world, counts, alone)
     if wrong:
@@ -64,9 +67,21 @@ def _sharing(world: AuditWorld, counts: Counts, alone: Counts, replaced: str | N
     if _over_samples(world, counts):
         yield (
             "over-sampling",
-            f"{counts.draws} samples are given of which {counts.duplicates} are repeats inside an epoch: some samples "
-            "count more than others.",
+            f"{counts.draws} samples are given of which {counts.duplicates} are repeats inside an epoch: "
+            f"{_by_workers(world, counts) or 'some samples count more than others'}.",
         )
+
+
+def _same_draws(world: AuditWorld, counts: Counts, alone: Counts) -> Iterator[tuple[str, str]]:
+    """Draws with replacement that are the same ones on all ranks: equal ids alone say nothing there."""
+    first = world.epochs[0][0]
+    if counts.world == 1 or len(first.ids) < 2 or any(not np.array_equal(s.ids, first.ids) for s in world.epochs[0]):
+        return
+    text = (
+        f"All {counts.world} ranks draw the same {len(first.ids)} samples in the same order, so that all do the same "
+        "work: seed what draws them with the rank too, or let each rank take its part of one draw."
+    )
+    yield "no-sharding" if counts.draws > 1.5 * alone.draws else "same-shard", text
 
 
 def _replaces(alone: Counts) -> bool:
@@ -118,6 +133,7 @@ def _drops(world: AuditWorld, counts: Counts) -> Iterator[tuple[str, str]]:
     later = [sum(len(stream.sizes) for stream in epoch) for epoch in world.epochs]
     if min(later) == 0:
         number = later.index(0)
+        why = why or _unfilled(world, counts)
         yield "silent-drops", f"Epoch {number} gives no batch at all{f': {why}' if why else ''}."
     elif counts.missing and not is_declared(world, counts):
         yield (
@@ -125,6 +141,15 @@ def _drops(world: AuditWorld, counts: Counts) -> Iterator[tuple[str, str]]:
             f"{counts.missing} of {counts.size} samples are given to no rank and nothing says so"
             f"{_named(counts.missing_ids)}{f': {why}' if why else ''}.",
         )
+
+
+def _unfilled(world: AuditWorld, counts: Counts) -> str:
+    """Where the samples of a rank do not fill one batch, and ``drop_last`` drops them; empty where they do."""
+    said = declared(world)
+    share = -(-counts.size // counts.world)
+    if not said.drops_last or said.batch_size is None or not 0 < share < said.batch_size:
+        return ""
+    return f"{share} samples of a rank do not fill a batch of {said.batch_size}, and drop_last drops them"
 
 
 def is_declared(world: AuditWorld, counts: Counts) -> bool:
@@ -164,7 +189,8 @@ def why_missing(world: AuditWorld, counts: Counts) -> str:
             )
     if said.drops_last and counts.missing < counts.slack:
         return "drop_last leaves out what does not fill the last step"
-    return "what does not fill the last step" if counts.missing < counts.slack else ""
+    rests = {counts.size % counts.slack, counts.size % counts.world}
+    return "what does not fill the last step" if counts.missing in rests else ""
 
 
 def _over_samples(world: AuditWorld, counts: Counts) -> bool:
@@ -174,6 +200,18 @@ def _over_samples(world: AuditWorld, counts: Counts) -> bool:
     early = counts.duplicates - counts.late_repeats
     uneven = counts.duplicates >= counts.world and early > 0.05 * counts.draws
     return uneven or counts.duplicates >= counts.slack
+
+
+def _by_workers(world: AuditWorld, counts: Counts) -> str:
+    """Where each worker of a loader gives all samples of an iterable data set; empty where they do not."""
+    workers = declared(world).workers
+    repeated = all(
+        samples == workers * distinct
+        for samples, distinct in zip(counts.samples_per_rank, counts.distinct_per_rank, strict=True)
+    )
+    if not declared(world).streamed or workers < 2 or not repeated:
+        return ""
+    return f"each of the loader's {workers} workers gives every sample; divide them by torch's get_worker_info()"
 
 
 def _same_order(world: AuditWorld, counts: Counts) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SubsetRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from memfit.torch_compat.data_workers import chosen_sample_count
 
@@ -41,6 +48,8 @@ class Declared:
     dropped: tuple[int, ...] = ()
     """Ids that it names as left out."""
     batch_size: int | None = None
+    workers: int = 0
+    """Worker processes of the loader."""
     steps: int | None = None
     """Batches of an epoch, as ``len`` says."""
 
@@ -61,11 +70,19 @@ def declared_by(given: Any) -> Declared:
         drops_last=any(getattr(part, name, None) is True for part in parts for name in ("drop_last", "_drop_last")),
         unshuffled=any(given is False for given in shuffles) and not any(given is True for given in shuffles),
         with_replacement=any(getattr(part, "replacement", None) is True for part in samplers),
-        some_only=bool(subset) or any(isinstance(part, RandomSampler) for part in counted),
+        some_only=bool(subset)
+        or any(isinstance(part, RandomSampler) for part in counted)
+        or any(map(_draws_fewer, samplers)),
         dropped=tuple(int(index) for ids in dropped for index in ids),
         batch_size=next((part.batch_size for part in parts if type(_attribute(part, "batch_size")) is int), None),
+        workers=max((part.num_workers for part in parts if isinstance(part, DataLoader)), default=0),
         steps=_len(given),
     )
+
+
+def _draws_fewer(sampler: Any) -> bool:
+    """A weighted sampler that was told to draw fewer samples than it has weights."""
+    return isinstance(sampler, WeightedRandomSampler) and sampler.num_samples < len(sampler.weights)
 
 
 def nested_loaders(given: Any) -> Iterator[Any]:
@@ -103,11 +120,11 @@ def set_epoch(given: Any, epoch: int) -> None:
         part.set_epoch(epoch)
 
 
-def data_set_of(given: Any) -> Any:
-    """The map-style data set that a loader reads; None where there is none."""
+def map_style_loader(given: Any) -> Any:
+    """The DataLoader of a map-style data set in what was given; None where there is none."""
     for part in nested_loaders(given):
         if isinstance(part, DataLoader) and not isinstance(part.dataset, IterableDataset):
-            return part.dataset
+            return part
     return None
 
 

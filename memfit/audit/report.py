@@ -14,7 +14,7 @@ from memfit.audit.steps import regular_window, short_windows
 from memfit.audit.streams import AuditWorld, streams_of
 from memfit.audit.strips_data import Picture, picture_of
 from memfit.audit.units import Meant
-from memfit.audit.wrong_samples import replaced_samples
+from memfit.audit.wrong_samples import sample_faults
 from memfit.device.hardware.process_limits import AUDIT_RANK_BYTES, check_fake_ranks, check_ranks
 from memfit.errors import InputError
 
@@ -86,8 +86,8 @@ def audit(
     worlds = streams_of(drawn)
     size = dataset_size(worlds)
     counts = {world: count(streams, size) for world, streams in worlds.items()}
-    replaced = replaced_samples(target)
-    findings = [f for world in wanted for f in findings_of(worlds[world], counts[world], counts[1], replaced, meant)]
+    faults = sample_faults(target)
+    findings = [f for world in wanted for f in findings_of(worlds[world], counts[world], counts[1], faults, meant)]
     return Audit(
         dataset_size=size,
         worlds=worlds,

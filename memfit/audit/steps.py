@@ -26,9 +26,16 @@ def step_findings(world: AuditWorld) -> Iterator[tuple[str, str]]:
     if odd:
         yield (
             "uneven-windows",
-            f"Windows of {', '.join(map(str, windows[:8]))}{' …' if len(windows) > 8 else ''} micro-batches, where "
-            f"most have {regular}: steps learn from unequal batches{_leak(streams)}.",
+            f"{_counted(windows, regular)}: steps learn from unequal batches{_leak(streams)}.",
         )
+
+
+def _counted(windows: list[int], regular: int) -> str:
+    """How many windows have how many micro-batches, those that most have first."""
+    times = Counter(windows)
+    others = [f"{times[size]} take{'s' * (times[size] == 1)} {size}" for size in sorted(times) if size != regular]
+    more = f" and {len(others) - 4} other numbers" if len(others) > 4 else ""
+    return f"Of {len(windows)} steps {times[regular]} take {regular} micro-batches, {', '.join(others[:4])}{more}"
 
 
 def regular_window(world: AuditWorld) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,10 +128,11 @@ def _stream(drawn: Drawn, starts: Sequence[int], epoch: int, numbers: Mapping[Ha
 
 
 def _windows(steps: Sequence[int] | None, begin: int, end: int) -> tuple[tuple[int, ...] | None, int]:
+    """Micro-batches of each window, and of none. Several optimizers that step after one batch end one window."""
     if steps is None:
         return None, 0
-    edges = [0, *steps]
-    own = [(edges[i], step) for i, step in enumerate(steps) if begin < step <= end]
+    edges = list(dict.fromkeys([0, *steps]))
+    own = [(before, step) for before, step in itertools.pairwise(edges) if begin < step <= end]
     last = max([begin, *(step for _, step in own)])
     return tuple(step - before for before, step in own), end - last
 

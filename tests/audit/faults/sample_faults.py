@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, Subset, default_collate
 
 from tests.audit.faults.data import SIZE, Clips
 
@@ -101,4 +101,43 @@ def videos(rank, world):
 
 def videos_cured(rank, world):
     data = Videos(readable=True)
+    return DataLoader(data, batch_size=4, sampler=DistributedSampler(data, world, rank))
+
+
+class Broken(Dataset):
+    """Some samples cannot be read: None comes in their place, or the next sample."""
+
+    def __init__(self, broken):
+        self.broken = broken
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        if index % 50 != 7 or not self.broken:
+            return {"x": torch.full((2,), float(index))}
+        return None if self.broken == "none" else self[index + 1]
+
+
+def _leave_out(samples):
+    return default_collate([sample for sample in samples if sample is not None])
+
+
+def none_left_out(rank, world):
+    data = Broken("none")
+    return DataLoader(data, batch_size=4, sampler=DistributedSampler(data, world, rank), collate_fn=_leave_out)
+
+
+def none_left_out_cured(rank, world):
+    data = Subset(Broken("none"), [index for index in range(SIZE) if index % 50 != 7])
+    return DataLoader(data, batch_size=4, sampler=DistributedSampler(data, world, rank), collate_fn=_leave_out)
+
+
+def handed_on(rank, world):
+    data = Broken("next")
+    return DataLoader(data, batch_size=4, sampler=DistributedSampler(data, world, rank))
+
+
+def handed_on_cured(rank, world):
+    data = Broken(False)
     return DataLoader(data, batch_size=4, sampler=DistributedSampler(data, world, rank))

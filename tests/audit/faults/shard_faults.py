@@ -4,7 +4,14 @@ import random
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    WeightedRandomSampler,
+)
 
 from tests.audit.faults.data import SIZE, Clips
 
@@ -155,3 +162,24 @@ def shard_without_epoch_cured(rank, world):
 
     inner = BatchSampler(DistributedSampler(Clips(), num_replicas=1, rank=0), batch_size=4, drop_last=False)
     return Shard(inner, world, rank)
+
+
+def _weighted(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return WeightedRandomSampler(torch.linspace(1, 9, SIZE), count, generator=generator)
+
+
+def weighted_alike(rank, world):
+    return DataLoader(Clips(), batch_size=4, sampler=_weighted(SIZE, seed=7))
+
+
+def weighted_alike_cured(rank, world):
+    return DataLoader(Clips(), batch_size=4, sampler=_weighted(SIZE, seed=7 + rank))
+
+
+def weighted_shares_alike(rank, world):
+    return DataLoader(Clips(), batch_size=4, sampler=_weighted(SIZE // world, seed=7))
+
+
+def weighted_shares_alike_cured(rank, world):
+    return DataLoader(Clips(), batch_size=4, sampler=_weighted(SIZE // world, seed=7 + rank))

@@ -29,6 +29,19 @@ def loop_over_a_loader(rank, world, observe):
                 list(validation)
 
 
+def loop_of_two_optimizers(rank, world, observe):
+    data = TensorDataset(torch.arange(SIZE))
+    sampler = DistributedSampler(data, world, rank)
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for number, (ids,) in enumerate(loader):
+            observe.batch(ids)
+            if (number + 1) % 4 == 0 or number + 1 == len(loader):
+                observe.step()
+                observe.step()
+
+
 def loop_over_a_sampler(rank, world, observe):
     sampler = LengthBatchSampler(LENGTHS, 2000, rank=rank, world=world)
     for epoch in range(3):

@@ -30,3 +30,8 @@ def one_rank_weighted(rank, world):
 
 def one_rank_some(rank, world):
     return DataLoader(Unread(), batch_size=4, sampler=RandomSampler(Unread(), num_samples=50))
+
+
+def one_rank_weighted_without_replacement(rank, world):
+    sampler = WeightedRandomSampler(torch.ones(SIZE), 50, replacement=False)
+    return DataLoader(Unread(), batch_size=4, sampler=sampler)
