@@ -176,10 +176,10 @@ class StepMonitor:
         if name == "workers' memory":
             return f"{text}: {'; '.join(data_sets_of_workers()) or 'the data set or its workers keep something'}"
         try:
-            largest = holders(self._modules, self._optimizers)
+            largest = holders(self._modules, self._optimizers, growth.bytes)
         except Exception as error:  # an object of the script may raise where it is looked at
             return f"{text}: what holds it cannot be searched ({type(error).__name__})"
-        return f"{text}: {'; '.join(largest)}" if largest else f"{text}: no object of Python holds it"
+        return f"{text}: {'; '.join(largest) or 'no object of Python that can be reached holds so much'}"
 
     def close(self) -> None:
         """Ends the watch: files are whole, and the hook is gone. It can be called again."""

@@ -66,8 +66,13 @@ def leave_unwatched(iterator: Any) -> None:
 
 
 def workers_of(iterator: Any) -> list[Any]:
-    """The processes of a DataLoader's iterator."""
-    return list(iterator._workers)
+    """The processes of a DataLoader's iterator; none of one that reads in this process."""
+    return list(getattr(iterator, "_workers", ()))
+
+
+def data_set_of(iterator: Any) -> Any:
+    """The data set that a DataLoader's iterator reads."""
+    return iterator._dataset
 
 
 def shut_down(iterator: Any) -> None:
@@ -76,6 +81,6 @@ def shut_down(iterator: Any) -> None:
 
 
 __all__ = [
-    "GET_ITERATOR", "WORKER_INFO", "DataLoaderIterator", "WorkerInfo", "chosen_sample_count", "hide_worker_info",
-    "in_worker", "index_sampler", "leave_unwatched", "shut_down", "worker_module", "workers_of",
+    "GET_ITERATOR", "WORKER_INFO", "DataLoaderIterator", "WorkerInfo", "chosen_sample_count", "data_set_of",
+    "hide_worker_info", "in_worker", "index_sampler", "leave_unwatched", "shut_down", "worker_module", "workers_of",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ import memfit
 from memfit.errors import InputError
 from memfit.explain.evidence_reader import read_evidence
 from memfit.monitoring import step_monitor
+from memfit.monitoring.holders import data_sets_of_workers, holders
 from memfit.monitoring.predicted import predicted_bytes
 
 
@@ -169,6 +170,36 @@ def test_a_loader_whose_workers_keep_something_is_named() -> None:
     leaks, _ = in_own_process(leak_of_a_worker)
     leak = next(text for text in leaks if text.startswith("workers' memory grew from"))
     assert leak.endswith(": data set KeepsAll of a loader with workers keeps something")
+
+
+def test_what_the_closure_of_a_hook_holds_is_named_with_the_object_that_has_the_net() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.net = nn.Linear(4, 2)
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01)
+            outputs: list[torch.Tensor] = []
+            self.net.register_forward_hook(lambda module, inputs, output: outputs.append(torch.zeros(1 << 16)))
+
+    trainer = Trainer()
+    trained(trainer.net, 20, trainer.optimizer)
+    (largest,) = holders([], [trainer.optimizer], grown=5 << 20)
+    assert largest.startswith("trainer (test_watch.py:"), largest
+    assert largest.endswith("holds 20 tensors, 5.0 MiB"), largest
+
+
+def test_a_list_of_losses_is_named_with_its_graphs_and_small_variables_are_not() -> None:
+    net, losses, small = nn.Linear(4, 2), [], torch.zeros(1 << 16)
+    losses += [net(torch.randn(8, 4)).sum() for _ in range(9)]
+    (largest,) = holders([net], [], grown=8 << 20)
+    assert "losses (test_watch.py:" in largest
+    assert largest.endswith("and the graphs of 9 of them (detach them)")
+    assert small.nbytes == 1 << 18
+
+
+def test_the_data_set_of_an_iterator_whose_loader_is_gone_is_named() -> None:
+    iterator = iter(DataLoader(KeepsAll(), batch_size=2, num_workers=1))
+    assert "data set KeepsAll of a loader with workers keeps something" in data_sets_of_workers()
+    del iterator
 
 
 def test_an_object_that_raises_where_it_is_looked_at_does_not_end_the_training() -> None:

@@ -13,7 +13,8 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -33,6 +34,8 @@ POINTS = 64
 """Readings that are kept; when there are more, every second one is dropped."""
 PART_OF_BUDGET = 0.1
 """Growth that is told, as a part of the budget."""
+MANY_GRAPHS = 8
+"""Graphs of tensors that are held together from which on they are named."""
 _VISITED = 200_000
 """Objects that the search for a holder looks at."""
 
@@ -120,8 +123,7 @@ def largest_holder(train_state: TrainState, samples: Any) -> str | None:
     roots.append(("dataset()", getattr(samples, "__dict__", samples)))
     for name, net in train_state.nets.items():
         for path, part in net.named_modules():
-            rest = {key: value for key, value in vars(part).items() if key not in HELD_BY_MODULES}
-            roots.append((f"{name}.{path}".rstrip("."), rest))
+            roots.append((f"{name}.{path}".rstrip("."), module_attributes(part)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # libraries warn of old names wherever these are looked at
         return _holder_of_most(roots, set(own))
@@ -131,11 +133,9 @@ def _holder_of_most(roots: Iterable[tuple[str, Any]], seen: set[int]) -> str | N
     best: tuple[int, str] = (0, "")
     for name, root in roots:
         for key, value in root.items() if isinstance(root, Mapping) else (("", root),):
-            tensors, nbytes = held_by(value, seen)
-            if nbytes > best[0]:
-                label = f"{name}.{key}" if key else name
-                what = f"{tensors} tensors, " if tensors else ""
-                best = (nbytes, f"{label} holds {what}{format_size(nbytes)}")
+            held = held_by(value, seen)
+            if held.nbytes > best[0]:
+                best = (held.nbytes, f"{name}.{key} {held}" if key else f"{name} {held}")
     return best[1] or None
 
 
@@ -161,27 +161,53 @@ def _state_ids(train_state: TrainState) -> set[int]:
     return ids
 
 
-def held_by(root: Any, seen: set[int]) -> tuple[int, int]:
-    """(tensors, bytes of tensors and arrays) that are reachable from an object and were not seen before."""
-    tensors = nbytes = 0
+class Held(NamedTuple):
+    """What is reachable from an object."""
+
+    tensors: int
+    graphs: int
+    """Those of the tensors that hold a graph of autograd, whose saved tensors are not counted: no object of Python
+    holds them, and to read them would run the hooks that recompute or copy them."""
+    nbytes: int
+    """Bytes of tensors and arrays."""
+
+    def __str__(self) -> str:
+        what = f"{self.tensors} tensors, " if self.tensors else ""
+        graphs = f", and the graphs of {self.graphs} of them (detach them)" if self.graphs >= MANY_GRAPHS else ""
+        return f"holds {what}{format_size(self.nbytes)}{graphs}"
+
+
+def held_by(root: Any, seen: set[int]) -> Held:
+    """What is reachable from an object and was not seen before; of modules, what is no parameter and no buffer."""
+    tensors = graphs = nbytes = 0
     pending = [root]
     while pending and len(seen) < _VISITED:
         value = pending.pop()
-        if id(value) in seen or isinstance(value, type | type(sys) | nn.Module | Optimizer):
+        if id(value) in seen or isinstance(value, type | type(sys) | Optimizer):
             continue
         seen.add(id(value))
         if isinstance(value, Tensor):
             tensors += 1
+            graphs += value.grad_fn is not None
             nbytes += value.untyped_storage().nbytes()
         elif isinstance(value, bytes | bytearray | str) or type(value).__module__ == "numpy":
             nbytes += int(getattr(value, "nbytes", 0)) or sys.getsizeof(value)
         else:
             nbytes += sys.getsizeof(value, 0) if isinstance(value, list | dict | set) else 0
             pending += _referents(value)
-    return tensors, nbytes
+    return Held(tensors, graphs, nbytes)
+
+
+def module_attributes(module: nn.Module) -> dict[str, Any]:
+    """What a module keeps beside its parameters, buffers and parts."""
+    return {key: value for key, value in vars(module).items() if key not in HELD_BY_MODULES}
 
 
 def _referents(value: Any) -> Iterable[Any]:
+    if isinstance(value, nn.Module):
+        return [*module_attributes(value).values(), *value.children()]
+    if isinstance(value, FunctionType):
+        return [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
     if callable(value) and not hasattr(value, "__dict__"):
         return ()
     return [part for part in gc.get_referents(value) if not callable(part) or hasattr(part, "__dict__")]
