@@ -8,12 +8,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memfit.apply.carried_state import CarriedState
 from memfit.apply.train_state import build
 from memfit.batch.windows import Windows
 from memfit.engine.single import Single
 from memfit.job import Job, Loss, Turn
 from memfit.plan import PhasePolicy, Plan
 from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.checkpoint.resume import resume
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.launch import memory_limit
 from memfit.train.loop.loop import train
@@ -201,6 +203,7 @@ def run(
     saves=print,
     idle_nets="keep",
     optimizer_state="device",
+    resumes=False,
     **changed,
 ):
     """(exit code, everything that was learnt, ids of every window, lines of metrics, points)."""
@@ -212,13 +215,16 @@ def run(
         idle_nets=idle_nets,
     )  # fmt: skip
     folder = RunFolder(path)
-    folder.open(resume=False)
+    folder.open(resume=resumes)
     train_state = build(job, "cpu", SpoiledSteps() if steps else Single(), optimizer_state=optimizer_state)
+    train_state.carried = CarriedState(train_state)
     samples = job.dataset()
     windows = Windows(size=len(samples), lengths=None, global_batch=8, micro_batch=micro, seed=5)
-    saver = Saver(checkpoints=Checkpoints(folder.checkpoints, 2), plan=plan, every=every, say=saves)
+    checkpoints = Checkpoints(folder.checkpoints, 2)
+    first = resume(train_state, plan, checkpoints, print) if resumes else 0
+    saver = Saver(checkpoints=checkpoints, plan=plan, every=every, say=saves)
     given = {
-        "plan": plan, "folder": folder, "samples": samples, "lengths": None, "windows": windows, "first": 0,
+        "plan": plan, "folder": folder, "samples": samples, "lengths": None, "windows": windows, "first": first,
         "last": WINDOWS, "saver": saver,
     }  # fmt: skip
     given["validation"] = validation_data(job)

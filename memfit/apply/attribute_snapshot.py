@@ -2,13 +2,14 @@
 
 A net that carries its state from batch to batch, or a job that keeps a running centre, holds it in an attribute and not
 in a buffer. Searched are the attributes of a job and of modules that are not torch's own, with the lists, dicts, sets
-and deques in them. Tensors are copied up to ``MOST_BYTES`` together, while there is memory for it. Left as they are:
-larger tensors, those with a graph, containers of more than ``MOST_ENTRIES``, attributes of other objects and of
+and deques in them. Tensors and arrays are copied up to ``MOST_BYTES`` together, while there is memory for it. Left as
+they are: larger ones, those with a graph, containers of more than ``MOST_ENTRIES``, attributes of other objects and of
 classes, and globals.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ LEFT = object()
 """In the place of a value that is not put back."""
 OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that every module has: parameters, buffers, hooks, mode."""
-_GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
+GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
     torch.Generator: (lambda source: source.get_state(), lambda source, state: source.set_state(state)),
     random.Random: (lambda source: source.getstate(), lambda source, state: source.setstate(state)),
     np.random.Generator: (
@@ -48,16 +49,18 @@ class AttributeSnapshot:
     times."""
 
     def __init__(self, modules: Sequence[nn.Module], job: object) -> None:
-        self._owners = [(job, _NONE), *((module, OF_MODULES) for module in modules if _has_own_code(module))]
+        self._owners = [(job, _NONE), *((module, OF_MODULES) for module in modules if has_own_code(module))]
         self._boxes: list[tuple[Any, Any, frozenset[str]]] = []
         """Containers, their contents, and keys that are no part of these."""
         self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}
         """Of tensors by their ids: the tensor, its version, and the copy."""
+        self._arrays: list[tuple[Any, Any]] = []
+        """NumPy's arrays of numbers, and copies of them."""
         self._generators: list[tuple[Any, Any]] = []
 
     def keep(self) -> None:
         """Notes the present attributes. A tensor that has not changed since the last time is not copied again."""
-        before, self._copies, self._boxes, self._generators = self._copies, {}, [], []
+        before, self._copies, self._boxes, self._generators, self._arrays = self._copies, {}, [], [], []
         pending = []
         for owner, skipped in self._owners:
             box = vars(owner)
@@ -87,8 +90,13 @@ class AttributeSnapshot:
                         inner = contents_of(value, _NONE)
                         self._boxes.append((value, inner, _NONE))
                         pending.append(inner)
-                elif kind in _GENERATORS:
-                    self._generators.append((value, _GENERATORS[kind][0](value)))
+                elif kind in GENERATORS:
+                    self._generators.append((value, GENERATORS[kind][0](value)))
+                elif kind is np.ndarray:
+                    if value.dtype.kind in "biufc" and value.nbytes <= left and value.flags.writeable:
+                        with contextlib.suppress(MemoryError):
+                            self._arrays.append((value, value.copy()))
+                        left -= value.nbytes
                 elif not isinstance(value, Tensor):
                     _uninspected.add(kind)
                 elif id(value) not in self._copies:
@@ -108,11 +116,13 @@ class AttributeSnapshot:
             put_contents(box, contents, skipped)
         for tensor, _, copied in self._copies.values():
             tensor.data.copy_(copied)
+        for array, copied in self._arrays:
+            array[...] = copied
         for source, state in self._generators:
-            _GENERATORS[type(source)][1](source, state)
+            GENERATORS[type(source)][1](source, state)
 
 
-def _has_own_code(module: nn.Module) -> bool:
+def has_own_code(module: nn.Module) -> bool:
     """Whether a class of the module is not torch's own: torch's modules keep in buffers what changes."""
     return any(kind.__module__.partition(".")[0] not in ("torch", "builtins") for kind in type(module).__mro__)
 

@@ -57,6 +57,8 @@ class TrainState:
     """Where ``ema`` is between its updates: device or host."""
     stepped: dict[str, list[nn.Parameter]] = field(default_factory=dict)
     """The parameters that each optimizer steps."""
+    carried: Any = None
+    """The ``CarriedState`` of a run: what its forwards carry beside nets, optimizers and buffers."""
     turns: list[Turn] | None = field(default=None, init=False)
     """The turns of every window, where the job has the default ones and they were checked. Not those of a copy of this
     state with another job."""

@@ -57,6 +57,7 @@ class Saver:
     _buffer: Tensor | None = None
     _thread: threading.Thread | None = None
     _fault: Exception | None = None
+    _noted: bool = False
     _last: float = field(default_factory=time.monotonic)
 
     @property
@@ -71,6 +72,7 @@ class Saver:
             InputError: the state holds something that cannot be kept, naming it.
         """
         _, tensors = encode(state_of(train_state), "the state to save")
+        self._say_notes(train_state)
         if self.asynchronous:
             self._start(lambda: self._room(sum(tensor.nbytes for tensor in tensors.values()), train_state.device))
 
@@ -102,6 +104,7 @@ class Saver:
 
     def _save(self, train_state: TrainState, next_window: int) -> None:
         state, tensors = encode(state_of(train_state), "the state to save")
+        self._say_notes(train_state)
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
         if not (self.asynchronous and self._room(nbytes, train_state.device)):
             self._write(next_window, state, tensors)
@@ -119,6 +122,12 @@ class Saver:
             self._write(next_window, state, copies, body)
 
         self._start(write)
+
+    def _say_notes(self, train_state: TrainState) -> None:
+        """Says once what a checkpoint does not hold."""
+        for note in train_state.carried.notes(in_parts=False) if train_state.carried and not self._noted else ():
+            self.say(note)
+            self._noted = True
 
     def _room(self, nbytes: int, device: torch.device) -> bool:
         """Whether there is a host buffer of so many bytes, touched; says so once where there is no memory for it."""

@@ -46,7 +46,11 @@ class ShardedSaver:
     _last: float = field(default_factory=time.monotonic)
 
     def warm(self, train_state: TrainState) -> None:
-        """Raises InputError where the job keeps more than nets and optimizers, which has no part on each rank."""
+        """Says what parts do not hold. Raises InputError where the job keeps more than nets and optimizers, which has
+        no part on each rank."""
+        if train_state.carried and train_state.carried.changed():
+            for note in train_state.carried.notes(in_parts=True):
+                self.say(note)
         if type(train_state.job).saved is not Job.saved:
             raise InputError(
                 f"{type(train_state.job).__name__}.saved() on --engine {train_state.engine.name}",

@@ -1,7 +1,8 @@
 """The whole training state as plain values and tensors, and put back: what a checkpoint keeps.
 
-Nets with every buffer (of frozen nets the buffers alone), optimizers, schedules, scaler, average, and random numbers of
-every kind. Nothing is copied. An engine that spreads a state over ranks replaces ``state_of`` and ``put_back``.
+Nets with every buffer (of frozen nets the buffers alone), what forwards carry beside them, optimizers, schedules,
+scaler, average, and random numbers of every kind. Nothing is copied. An engine that spreads a state over ranks replaces
+``state_of`` and ``put_back``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from memfit.apply.carried_state import put_carried
 from memfit.apply.train_state import TrainState
 from memfit.job import Job, is_trained
 from memfit.torch_compat.attributes import has_load_hooks, own_buffers, transient_buffers_of, with_versions_of
@@ -36,6 +38,7 @@ def state_of(train_state: TrainState) -> dict[str, Any]:
         "optimizers": {name: optimizer.state_dict() for name, optimizer in train_state.optimizers.items()},
         "schedules": {name: schedule.state_dict() for name, schedule in train_state.schedules.items()},
         "scaler": train_state.scaler.state_dict() if train_state.scaler else None,
+        "carried": train_state.carried.changed() if train_state.carried else {},
         "ema": {name: dict(net.state_dict()) for name, net in train_state.ema.items()},
         "random": {
             "python": random.getstate(),
@@ -76,7 +79,7 @@ def put_back(train_state: TrainState, coded: Mapping[str, Any], new: Rebuild, ma
 
 
 def put_nets_back(train_state: TrainState, coded: Mapping[str, Any], new: Rebuild, mapped: Rebuild) -> None:
-    """The nets, their buffers and their average alone."""
+    """The nets, their buffers, their average and what forwards carry alone."""
     trained = {name: net for name, net in train_state.nets.items() if is_trained(net)}
     averages = {"ema": train_state.ema} if train_state.engine.rank == 0 else {}
     for part, nets in {"nets": trained, **averages}.items():
@@ -86,6 +89,7 @@ def put_nets_back(train_state: TrainState, coded: Mapping[str, Any], new: Rebuil
     _check_names("buffers", coded["buffers"], train_state.nets)
     for name, net in train_state.nets.items():
         _put_buffers(net, new(coded["buffers"][name]))
+    put_carried(train_state, new(coded.get("carried", {})))
 
 
 def _check_names(part: str, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:

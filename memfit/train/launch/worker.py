@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from memfit.apply.buffer_snapshot import CannotRepeatError
+from memfit.apply.carried_state import CarriedState
 from memfit.apply.train_state import TrainState, build
 from memfit.device.virtual import backend
 from memfit.engine.collectives import gather
@@ -252,6 +253,7 @@ def _train(
         data.job, device, engine, plan.implementation, rate=plan.learning_rate, warmup_windows=plan.warmup_windows,
         optimizer_state=plan.optimizer_state, average=plan.average,
     )  # fmt: skip
+    train_state.carried = CarriedState(train_state)
     speaks = say if engine.rank == 0 else _silent
     checkpoints = Checkpoints(folder.checkpoints, options.keep)
     first, last = 0, options.windows or data.job.windows
