@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from memfit.apply.job_objects import JobCall
+from memfit.apply.kept_gradients import check_kept, kept_gradients
 from memfit.apply.losses import BackwardMistakes, MicroBatch, WindowUnits, known_units, losses_of, summed
 from memfit.apply.stages import backwards_of_stages
 from memfit.apply.state_streaming import streamed, streams
@@ -204,7 +205,10 @@ def _backwards(
                 batch = part
             mark("forward")
             del part
+            kept = kept_gradients(train_state, turn) if index == 1 else ()
             losses = losses_of(train_state, turn, batch, shared.values, may_be_empty=bool(micro.ids))
+            check_kept(train_state, turn, kept)
+            del kept
             loss = summed(turn, micro, losses, window_units, sums, units)
             del losses, batch
             if index == 0 and train_state.job.zero_grad == "after_forward":
