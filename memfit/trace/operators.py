@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from memfit.device.virtual import cudnn_benchmark, workspace
 from memfit.device.virtual.virtual_device import is_intercepted
 from memfit.torch_compat.attributes import schema_of
-from memfit.trace import autograd_formulas
+from memfit.trace import autograd_formulas, linear_sums
 from memfit.trace.collectives import HOLDS, is_collective
 from memfit.trace.operand_types import is_checked
 
@@ -50,6 +50,8 @@ class Operator:
     """It gives zeros."""
     in_place: Any
     """What formulas of autograd call in a real run, where this is called on zeros that they made; None: this too."""
+    is_of_linear: bool
+    """A linear layer may call it: ``memfit.trace.linear_sums``."""
 
 
 _known: dict[int, Operator] = {}
@@ -75,6 +77,7 @@ def operator(func: Any) -> Operator:
             takes=func in workspace.TAKING,
             makes_zeros=func in autograd_formulas.ZEROS,
             in_place=autograd_formulas.IN_PLACE.get(func),
+            is_of_linear=func in linear_sums.PRODUCTS_AND_SUMS,
         )
     return known
 

@@ -7,6 +7,7 @@ operator allocates and frees within one call.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ from memfit.trace.call_memory import CallMemory
 from memfit.trace.deep_graphs import room_for_deep_graphs
 from memfit.trace.event_record import EventRecord
 from memfit.trace.gradient_accumulation import made_in, sums_in_place
+from memfit.trace.linear_sums import LinearSums, added_in_place
 from memfit.trace.net_kind import NetKind
 from memfit.trace.operand_types import check_operand_types
 from memfit.trace.operators import Operator, operator, work
@@ -64,6 +66,7 @@ class Tracer(EventRecord, TorchDispatchMode):
         """Modules in whose forward the output of a product, convolution or attention was written to afterwards."""
         self.layer_groups: frozenset[str] = frozenset()
         """Groups of ranks that wait for each other inside of layers."""
+        self._linear_sums = LinearSums()
         self._is_quiet = False
         self._saved_numbers = (
             SavedNumbers(self._allocate_number, lambda i: self.event(FREE, i)) if self.device_type == "cpu" else None
@@ -184,7 +187,12 @@ class Tracer(EventRecord, TorchDispatchMode):
             check_operand_types(func, args)
         numbers = self._saved_numbers
         number = numbers.before(func, args, node) if numbers is not None else None
-        if sums_in_place(func, args, node):
+        of_linear = node is None and kind.is_of_linear
+        if of_linear and self._linear_sums.is_in_place(func, args, kwargs, sys._getframe(1)):
+            out = added_in_place(*args)
+            func = torch.ops.aten.add_.Tensor
+            kind = operator(func)
+        elif sums_in_place(func, args, node):
             out = args[0].add_(args[1])
         elif func is _WAIT:
             out = args[0]
@@ -192,6 +200,8 @@ class Tracer(EventRecord, TorchDispatchMode):
             out = NOT_HANDLED if kind.is_intercepted else self.virtual.mode.remembered(func, args, kwargs)
             if out is NOT_HANDLED:
                 out = func(*args, **kwargs)
+        if of_linear:
+            self._linear_sums.note(func, out, sys._getframe(1))
         if numbers is not None:
             out = cpu_rules.correct(func, args, out)
             if number is not None:
