@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 STEPS = 3
 """Smaller steps whose scratch has to lie on a line."""
+LEAST = 2
+"""A step is at least this multiple of the largest of them: one that is near is measured, and serves larger steps."""
 FARTHEST = 16
 """A step is at most this multiple of the largest of them."""
 ERROR = 2
@@ -49,7 +51,7 @@ class ScratchBySize:
         return estimates
 
     def _estimates(self, rank: int, items: int, trace: Trace, calls: Sequence[Call]) -> Mapping[Key, int]:
-        smaller = sorted(size for owner, size in self._calls if owner == rank and size < items)[-STEPS:]
+        smaller = sorted(size for owner, size in self._calls if owner == rank and LEAST * size <= items)[-STEPS:]
         if len(smaller) < STEPS or items > FARTHEST * smaller[-1]:
             return {}
         steps = [self._calls[rank, size] for size in smaller]

@@ -63,6 +63,16 @@ def test_a_large_step_measures_few_calls_and_has_the_peaks_of_a_measured_one(cou
     assert spared.footprint.phases == whole.footprint.phases
 
 
+def test_steps_near_each_other_all_serve_a_large_one(counts: list[int]) -> None:
+    """As ``memfit max`` traces them; 14 alone is too far from 230."""
+    asked = AskedJob("convolutions", Convolutions)
+    for items in (1, 2, 14, 21, 28):
+        asked.predict(Shape(items=items), CPU)
+    few = len(counts)
+    asked.predict(Shape(items=230), CPU)
+    assert 0 < sum(counts[few:]) < max(counts) // 2
+
+
 def test_the_largest_micro_batch_is_found_without_measuring_every_call_of_it(counts: list[int]) -> None:
     job = Convolutions()
     limit = predict(job, "convolutions", Shape(items=LARGE), CPU).footprint.phases["train"].process_bytes
