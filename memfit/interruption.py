@@ -20,6 +20,8 @@ END_SECONDS = 8.0
 _AGAIN_SECONDS = 0.02
 """Seconds after which a signal that was dropped is sent again."""
 _Handler = Callable[[int, Any], Any]
+_came: set[int] = set()
+"""Signals that came inside of ``interrupted_by``."""
 
 
 class InterruptedVerb(KeyboardInterrupt):
@@ -55,6 +57,7 @@ def interrupted_by(numbers: list[int], code: int = STOPPED, line: str = "stopped
             timers[-1].start()
 
     def interrupt(number: int, frame: Any) -> NoReturn:
+        _came.add(number)
         if not timers:
             timers.append(threading.Timer(END_SECONDS, _end, (code, line)))
             timers[0].daemon = True
@@ -74,7 +77,17 @@ def interrupted_by(numbers: list[int], code: int = STOPPED, line: str = "stopped
         for number, handler in before.items():
             if signal.getsignal(number) is interrupt:
                 signal.signal(number, handler)
+        _came.clear()
         sys.unraisablehook = report_dropped
+
+
+def was_interrupted() -> bool:
+    """Whether a signal has come inside of ``interrupted_by``.
+
+    An exception that leaves the verb may be another one then: C code that imports a module swallows the interrupt, and
+    what is imported next fails.
+    """
+    return bool(_came)
 
 
 def _forget_in_forks(process: int, ours: _Handler) -> None:

@@ -17,6 +17,7 @@ from memfit.cli.script_arguments import joined_scripts
 from memfit.cli.usage_errors import check_options, mistake, unknown_verb
 from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
 from memfit.garbage import skip_last_collection
+from memfit.interruption import was_interrupted
 from memfit.printable import shortened
 
 VERBS = {
@@ -127,6 +128,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         complain(str(mistake_of_leaving(end)))
         sys.exit(Exit.BAD_INPUT)
     except Exception as error:
+        if was_interrupted():
+            complain("stopped")
+            sys.exit(Exit.STOPPED)
         mistaken = _mistake(error, arguments)
         if mistaken is None:
             raise

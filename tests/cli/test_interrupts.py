@@ -70,6 +70,25 @@ def test_an_interrupt_before_the_verb_begins_is_one_line(source: str) -> None:
     assert (done.returncode, done.stderr) == (5, "memfit: stopped\n")
 
 
+SWALLOWED = """
+import os, signal, memfit.cli, memfit.__main__
+def interrupted(**options):
+    try:
+        os.kill(os.getpid(), signal.{name})
+    except BaseException:
+        raise ImportError("cannot load module more than once per process") from None
+memfit.cli.root.main = interrupted
+memfit.__main__.main()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_that_an_import_turns_into_its_own_error_is_one_line(name: str) -> None:
+    source = SWALLOWED.format(name=name)
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (5, "memfit: stopped\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 2.5])
 @pytest.mark.parametrize("verb", VERBS)
