@@ -49,12 +49,12 @@ class _Seen:
     """A tensor as it was seen: another one, or a later version, is another value."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version = weakref.ref(tensor), version_of(tensor)
+        self.tensor, self.version = weakref.ref(tensor), version_of(tensor)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Seen) or self._version != other._version:
+        if not isinstance(other, _Seen) or self.version != other.version:
             return False
-        return self._tensor() is not None and self._tensor() is other._tensor()
+        return self.tensor() is not None and self.tensor() is other.tensor()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -256,7 +256,8 @@ def _put(present: Any, coded: Coded, own: set[int]) -> Any:
         return value
     if isinstance(value, Tensor):
         same = present.shape == value.shape and present.dtype == value.dtype and present.device == value.device
-        fits = same and present.is_contiguous() and storage_id_of(present) not in own
+        plain = present.layout is torch.strided and present.is_contiguous()
+        fits = same and plain and storage_id_of(present) not in own
         if fits:
             present.data.copy_(value)
         return present if fits else value
@@ -273,7 +274,8 @@ def _put(present: Any, coded: Coded, own: set[int]) -> Any:
 def _own_storages(train_state: TrainState) -> set[int]:
     """Of parameters and buffers: a tensor that shares one is a view of what is kept already."""
     nets = train_state.nets.values()
-    return {storage_id_of(tensor) for net in nets for tensor in (*net.parameters(), *net.buffers())}
+    tensors = (tensor for net in nets for tensor in (*net.parameters(), *net.buffers()))
+    return {storage_id_of(tensor) for tensor in tensors if tensor.layout is torch.strided}
 
 
 def _new_generator(coded: Coded) -> Any:

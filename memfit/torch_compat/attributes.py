@@ -86,6 +86,20 @@ def storage_id_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def stored_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's storage; of a sparse one, of the storages of its parts; 0 where it has none of its own."""
+    if tensor.layout is torch.sparse_coo:
+        return sum(map(stored_bytes, (tensor._indices(), tensor._values())))
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return sum(map(stored_bytes, (tensor.crow_indices(), tensor.col_indices(), tensor.values())))
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return sum(map(stored_bytes, (tensor.ccol_indices(), tensor.row_indices(), tensor.values())))
+    try:
+        return tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):  # of a library of kernels, or of a subclass without memory
+        return 0
+
+
 def local_tensor(tensor: Any) -> Any:
     """The shard of this rank where a tensor is a DTensor, without the autograd of ``to_local``; within ``torch.func``
     (``vmap``, ``grad``), the tensor that is wrapped; else the tensor itself.

@@ -22,6 +22,7 @@ from memfit.explain.evidence_reader import read_evidence
 from memfit.monitoring import step_monitor
 from memfit.monitoring.holders import data_sets_of_workers, holders
 from memfit.monitoring.predicted import predicted_bytes
+from memfit.train.recovery.memory_growth import held_by
 
 
 def trained(net: nn.Module, steps: int, optimizer: Any = None, keep: list | None = None, size: int = 8) -> None:
@@ -285,3 +286,10 @@ def test_a_step_costs_little() -> None:
         for _ in range(200):
             monitor._stepped()
         assert (time.perf_counter() - begin) / 200 < 3e-4
+
+
+def test_sparse_tensors_count_with_the_bytes_of_their_parts_and_those_of_kernels_with_none():
+    index, values = torch.arange(1 << 12).expand(2, -1).contiguous(), torch.ones(1 << 12)
+    held = held_by([torch.sparse_coo_tensor(index, values, (1 << 12, 1 << 12)), values.to_mkldnn()], set())
+    assert (held.tensors, held.graphs) == (2, 0)
+    assert held.nbytes == pytest.approx((1 << 12) * (2 * 8 + 4), rel=0.01)

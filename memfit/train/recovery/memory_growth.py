@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from memfit.apply.train_state import TrainState
 from memfit.loading import module_in_words
 from memfit.sizes import format_size
-from memfit.torch_compat.attributes import HELD_BY_MODULES
+from memfit.torch_compat.attributes import HELD_BY_MODULES, stored_bytes
 
 SETTLED = 3
 """Windows after which growth counts: the first ones make the optimizers' state and fill caches."""
@@ -189,7 +189,7 @@ def held_by(root: Any, seen: set[int]) -> Held:
         if isinstance(value, Tensor):
             tensors += 1
             graphs += value.grad_fn is not None
-            nbytes += value.untyped_storage().nbytes()
+            nbytes += stored_bytes(value)
         elif isinstance(value, bytes | bytearray | str) or type(value).__module__ == "numpy":
             nbytes += int(getattr(value, "nbytes", 0)) or sys.getsizeof(value)
         else:
