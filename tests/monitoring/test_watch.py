@@ -77,9 +77,10 @@ def test_the_prediction_stands_in_each_line(tmp_path: Path) -> None:
 
 
 def in_own_process(case: Callable[..., list[str]], *arguments: str) -> tuple[list[str], str]:
-    """The leaks that a case of this file names, and what it wrote to the error stream.
+    """The leaks or holders that a case of this file names, and what it wrote to the error stream.
 
-    What other tests freed would serve a leak, and what they free late would hide it: neither process would grow.
+    What other tests freed would serve a leak, and what they free late would hide it: neither process would grow. What
+    their modules hold would be named, too.
     """
     text = (
         "import json, sys\nfrom tests.monitoring import test_watch\n"
@@ -173,7 +174,7 @@ def test_a_loader_whose_workers_keep_something_is_named() -> None:
     assert leak.endswith(": data set KeepsAll of a loader with workers keeps something")
 
 
-def test_what_the_closure_of_a_hook_holds_is_named_with_the_object_that_has_the_net() -> None:
+def holders_of_a_hook() -> list[str]:
     class Trainer:
         def __init__(self) -> None:
             self.net = nn.Linear(4, 2)
@@ -183,18 +184,27 @@ def test_what_the_closure_of_a_hook_holds_is_named_with_the_object_that_has_the_
 
     trainer = Trainer()
     trained(trainer.net, 20, trainer.optimizer)
-    (largest,) = holders([], [trainer.optimizer], grown=5 << 20)
+    return holders([], [trainer.optimizer], grown=5 << 20)
+
+
+def holders_of_losses() -> list[str]:
+    net, losses, small = nn.Linear(4, 2), [], torch.zeros(1 << 16)
+    losses += [net(torch.randn(8, 4)).sum() for _ in range(9)]
+    given = holders([net], [], grown=8 << 20)
+    assert small.nbytes == 1 << 18
+    return given
+
+
+def test_what_the_closure_of_a_hook_holds_is_named_with_the_object_that_has_the_net() -> None:
+    (largest,), _ = in_own_process(holders_of_a_hook)
     assert largest.startswith("trainer (test_watch.py:"), largest
     assert largest.endswith("holds 20 tensors, 5.0 MiB"), largest
 
 
 def test_a_list_of_losses_is_named_with_its_graphs_and_small_variables_are_not() -> None:
-    net, losses, small = nn.Linear(4, 2), [], torch.zeros(1 << 16)
-    losses += [net(torch.randn(8, 4)).sum() for _ in range(9)]
-    (largest,) = holders([net], [], grown=8 << 20)
+    (largest,), _ = in_own_process(holders_of_losses)
     assert "losses (test_watch.py:" in largest
     assert largest.endswith("and the graphs of 9 of them (detach them)")
-    assert small.nbytes == 1 << 18
 
 
 def test_the_data_set_of_an_iterator_whose_loader_is_gone_is_named() -> None:
