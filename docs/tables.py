@@ -382,7 +382,7 @@ def long_run() -> str:
 
 
 def validation_trace_limit() -> str:
-    from memfit.planner.search.full_step import TRACED
+    from memfit.planner.search.validation_choice import TRACED
 
     return (
         f"Validation is traced again for options of up to {TRACED:,} operators in all. For a longer validation the "

@@ -29,20 +29,32 @@ class ValidationTrace:
     """int (operators,): how often each one runs in the validation, with turns of loops that were left out; 0 for those
     outside of it. None: not known."""
 
+    @property
+    def operators(self) -> int:
+        """The number of operators in the validation's trace."""
+        if self.turns is not None:
+            return int(np.count_nonzero(self.turns))
+        rows = [
+            self.trace.operator[start:end]
+            for name, start, end in self.trace.phases
+            if name == "validate" and end > start
+        ]
+        return sum(int(some.max()) - int(some.min()) + 1 for some in rows)
+
 
 def trace_policies(
     job: Job, shape: Shape, how: Tracing, policies: Iterable[PhasePolicy | tuple[PhasePolicy, Shape]]
 ) -> Generator[ValidationTrace, None, None]:
     """What ``trace_job`` gives under one policy for validation after another, with the windows before them traced once.
 
-    Each policy is asked for when the one before it was given. Those behind a policy that leaves other storages behind
-    (state that was moved) are traced alone. Close it.
+    Each policy is asked for when the one before it was given, and its trace does not depend on those between it and the
+    first. Those behind a policy that leaves other storages behind (state that was moved) are traced alone. Close it.
 
     Args:
         policies: each with the shape of the micro-batches that validation looks at, where that is another.
     """
     waiting = ((asked if isinstance(asked, tuple) else (asked, shape)) for asked in policies)
-    asked, equal = next(waiting, None), set[Any]()
+    asked, equal, is_first = next(waiting, None), set[Any](), True
     with traced_windows(job, shape, how) as (_, tracer, train_state):
         windows, end, calls, plans = (
             list(tracer.phases),
@@ -57,7 +69,7 @@ def trace_policies(
             first_row = len(tracer.op_rows)
             if job.validates and policy.where == "here":
                 with tracer.phase("validate"), phase_memory(train_state, policy):
-                    validate_under(train_state, seen, tracer, policy, equal)
+                    validate_under(train_state, seen, tracer, policy, equal if is_first else set(equal))
             rows = slice(first_row, len(tracer.op_rows))
             with tracer.phase("save"), phase_memory(train_state, how.saving):
                 tracer.mark("save")
@@ -75,7 +87,7 @@ def trace_policies(
                 with_scratch(policy_trace, [*tracer.call_memory.calls[:calls], *later]) if how.scratch else policy_trace
             )
             yield ValidationTrace(policy=policy, trace=policy_trace, turns=turns)
-            asked = next(waiting, None)
+            asked, is_first = next(waiting, None), False
     while asked is not None:
         policy, seen = asked
         trace = trace_job(job, seen, replace(how, validation=policy))

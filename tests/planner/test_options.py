@@ -261,7 +261,7 @@ def test_what_validation_refuses_is_unknown_and_says_why():
 
 
 def test_a_validation_that_is_too_long_to_trace_again_says_so(monkeypatch):
-    monkeypatch.setattr("memfit.planner.search.full_step.TRACED", 60)
+    monkeypatch.setattr("memfit.planner.search.validation_choice.TRACED", 60)
     options = options_of(find_plan(Deep(), PlanRequest(name="deep", global_batch=2, device=CARD)).plan)
     first, dear = options["sliced decode"], options["smaller validation batch"]
     assert {"train", "validate", "save"} == first.saves.keys()

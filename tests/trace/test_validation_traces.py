@@ -10,7 +10,7 @@ from memfit.job import Shape
 from memfit.plan import PhasePolicy
 from memfit.planner.options.validation_policies import validation_policies
 from memfit.planner.predict import footprint_on
-from memfit.planner.search.full_step import _seconds
+from memfit.planner.search.validation_choice import seconds_of
 from memfit.planner.timing.roofline import operator_seconds
 from memfit.trace.step import Tracing, trace_job
 from memfit.trace.validation_traces import trace_policies
@@ -41,5 +41,5 @@ def test_a_validation_takes_the_seconds_of_its_own_operators():
         if policy.policy.items is not None:  # no operator runs between this validation and the one before it
             first += parts[first:].index("fetch", parts[first:].index("validate"))
         own = operator_seconds(trace, card, job.precision)[first:last]
-        assert _seconds(policy, card, job.precision) == pytest.approx(own.sum(), rel=1e-12)
+        assert seconds_of(policy, card, job.precision) == pytest.approx(own.sum(), rel=1e-12)
         assert len(own) == 18

@@ -12,7 +12,7 @@ from memfit.planner.live_bytes import fall
 from memfit.planner.options import validation_policies
 from memfit.planner.options.optimizer_state import SCALAR
 from memfit.planner.options.option_context import OptionContext, memory_option, more
-from memfit.planner.search.full_step import Validation
+from memfit.planner.search.validation_choice import Validation
 from memfit.sizes import format_size
 
 EACH = "a validation"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from memfit.apply.host_state import host_bytes
 from memfit.apply.train_state import make_optimizers, multiply_rates
@@ -223,7 +223,8 @@ class EngineSearch:
         """One rank of a card can be traced by a copy of this process."""
         if not self.device.is_cuda:
             return nullcontext()
-        return open_second_core(CopiedJob(traced_job=traced_job, trace_full_step=self._trace_full_step))
+        copied_job = CopiedJob(traced_job=traced_job, trace_full_step=partial(self._trace_full_step, second_core=True))
+        return open_second_core(copied_job)
 
     def _search(self, traced_job: TracedJob, device: Device) -> SearchResult:
         request = self.request
@@ -292,13 +293,17 @@ class EngineSearch:
         """The full step of the rank that needs most."""
         return self._trace_full_step(result.best, result.traces.resized)
 
-    def _trace_full_step(self, best: Candidate, resized: Shape | None) -> FullStep:
-        return self._full_step_of(self.how, best, resized, may_choose=True)
+    def _trace_full_step(self, best: Candidate, resized: Shape | None, *, second_core: bool = False) -> FullStep:
+        return self._full_step_of(self.how, best, resized, may_choose=True, second_core=second_core)
 
-    def _full_step_of(self, how: Tracing, best: Candidate, resized: Shape | None, *, may_choose: bool) -> FullStep:
+    def _full_step_of(
+        self, how: Tracing, best: Candidate, resized: Shape | None, *, may_choose: bool, second_core: bool = False
+    ) -> FullStep:
         """The full step of one rank; ``may_choose``: room may be made for its validation."""
         may_choose = may_choose and "validation" not in self.request.keep
-        return trace_full_step(self.job, how, self.device, best, self.own, may_choose=may_choose, resized=resized)
+        return trace_full_step(
+            self.job, how, self.device, best, self.own, may_choose=may_choose, resized=resized, second_core=second_core
+        )
 
     def _plan(self, outcome: Outcome) -> Plan:
         request, how, candidate = self.request, outcome.full_step.how, outcome.candidate

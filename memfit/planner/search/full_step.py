@@ -7,29 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from memfit.device.hardware.catalogue import Device
-from memfit.errors import describe
 from memfit.footprint import Footprint
 from memfit.geometry import Geometry
 from memfit.job import Job, Shape
-from memfit.plan import PhasePolicy
 from memfit.planner.live_bytes import LiveBytes, live_bytes_of
 from memfit.planner.options import validation_policies
 from memfit.planner.pipeline.stage_figures import StageFigures
 from memfit.planner.predict import footprint_on
 from memfit.planner.search.candidate_search import Candidate
-from memfit.planner.timing.roofline import operator_seconds
+from memfit.planner.search.validation_choice import Asked, OtherPolicies, Validation, validation_of
 from memfit.trace.step import Tracing
-from memfit.trace.validation_traces import ValidationTrace, trace_policies
+from memfit.trace.validation_traces import trace_policies
 from memfit.wording import counted
-
-Asked = PhasePolicy | tuple[PhasePolicy, Shape]
-"""A policy for validation, and the micro-batch that it looks at where that is another."""
-TRACED = 45_000
-"""Operators that may be traced for options of validation which the plan leaves: 5 to 10 s. Where that is not enough for
-all of them, the job's first one comes first, then precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +45,6 @@ class ReplayedCandidate:
     """Of a pipeline; empty without one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Validation:
-    """What one policy for validation comes to."""
-
-    policy: PhasePolicy
-    peak: int | None
-    """Peak bytes of tensors; None where there is no such phase."""
-    seconds: float | None
-    """Seconds of one validation; None where that is not known."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FullStep:
     """A candidate, how it was traced, and what other policies for its validation would come to."""
@@ -88,6 +67,7 @@ def trace_full_step(
     *,
     may_choose: bool,
     resized: Shape | None = None,
+    second_core: bool = False,
 ) -> FullStep:
     """A draft traced with its optimizer step, validation and saving, and the room that these then need.
 
@@ -95,6 +75,7 @@ def trace_full_step(
         own: the job's own checkpointing.
         may_choose: whether room may be made for validation.
         resized: a micro-batch under which validation is looked at too, where it follows the micro-batch.
+        second_core: whether a copy of this process may trace a part.
     """
     count, shape = len(candidate.geometry.micro_batches[0]), how.shape_of(job, candidate.geometry.micro_batch)
     how = replace(how, micro_batches=count, checkpointing=candidate.modes)
@@ -113,11 +94,13 @@ def trace_full_step(
             if not plain.fits and (expandable.fits or plain.limiting_phase == "train" != expandable.limiting_phase):
                 footprint = expandable
             live_bytes = live_bytes_of(validation_trace.trace, device)
-            tried.append(_validation(validation_trace, live_bytes, device, job.precision))
+            tried.append(validation_of(validation_trace, live_bytes, device, job.precision))
             if footprint.fits or footprint.limiting_phase != "validate":
                 break
         others = validation_policies.other_policies(job, how.validation, shape.items, resized) if footprint.fits else {}
-        other_policies = _trace_other_policies(job, others, pending, traced, device, _operators(validation_trace))
+        other_policies = OtherPolicies(job, pending, traced, device).outcomes(
+            others, validation_trace.operators, second_core=second_core
+        )
     replayed = ReplayedCandidate(
         policy=policy_name(candidate.modes, own),
         checkpointing=candidate.modes,
@@ -140,73 +123,6 @@ def trace_full_step(
 def _next(pending: deque[Asked]) -> Iterator[Asked]:
     while pending:
         yield pending.popleft()
-
-
-def _trace_other_policies(
-    job: Job,
-    others: Mapping[str, Asked],
-    pending: deque[Asked],
-    traced: Iterator[ValidationTrace],
-    device: Device,
-    operators: int,
-) -> dict[str, Validation | str]:
-    """The options that were left, each traced behind the same windows; after one that fails, none is.
-
-    Args:
-        operators: of a validation.
-    """
-    pending.clear()
-    worth = sorted(others, key=lambda name: name == validation_policies.PRECISION)
-    worth = list(
-        dict.fromkeys([*worth[:1], *(name for name in others if name == validation_policies.PRECISION), *worth])
-    )
-    affordable = worth[: TRACED // max(operators, 1)]
-    dear = f"bytes and time: no trace was made of this validation's {operators} operators once more"
-    outcomes: dict[str, Validation | str] = dict.fromkeys(others, dear)
-    failed = ""
-    for name in (name for name in others if name in affordable):
-        if failed:
-            outcomes[name] = failed
-            continue
-        pending.append(others[name])
-        try:
-            validation_trace = next(traced)
-        except Exception as error:  # the job's own code, under settings that nobody may have tried
-            outcomes[name] = failed = f"validation so raises {describe(error)}"
-        else:
-            precision = str(validation_trace.policy.settings.get("precision", job.precision))
-            outcomes[name] = _validation(
-                validation_trace, live_bytes_of(validation_trace.trace, device), device, precision
-            )
-    return outcomes
-
-
-def _operators(validation_trace: ValidationTrace) -> int:
-    """The number of operators in the trace of a validation."""
-    if validation_trace.turns is not None:
-        return int(np.count_nonzero(validation_trace.turns))
-    rows = [
-        validation_trace.trace.operator[start:end]
-        for name, start, end in validation_trace.trace.phases
-        if name == "validate" and end > start
-    ]
-    return sum(int(some.max()) - int(some.min()) + 1 for some in rows)
-
-
-def _validation(validation_trace: ValidationTrace, live_bytes: LiveBytes, device: Device, precision: str) -> Validation:
-    peak = live_bytes.peaks().get("validate")
-    return Validation(policy=validation_trace.policy, peak=peak, seconds=_seconds(validation_trace, device, precision))
-
-
-def _seconds(validation_trace: ValidationTrace, device: Device, precision: str) -> float | None:
-    """Seconds of one validation on a card; None on a CPU, where its operators are not timed."""
-    phase = next((phase for phase in validation_trace.trace.phases if phase[0] == "validate"), None)
-    if phase is None or validation_trace.turns is None or not device.is_cuda:
-        return None
-    each = operator_seconds(validation_trace.trace, device, precision)
-    if each is None:
-        return None
-    return float(np.dot(each, validation_trace.turns))
 
 
 def policy_name(modes: Mapping[str, str], own: Mapping[str, str]) -> str:

@@ -126,10 +126,11 @@ def second_core_allowed() -> Iterator[None]:
 @contextmanager
 def open_second_core(copy: CopiedJob) -> Iterator[SecondCore | None]:
     """Context with the copy; None where that is not allowed, or this machine has no core or memory for it."""
-    process = _forked(copy) if _allowed[-1] else None
+    process = forked_with_room(copy) if _allowed[-1] else None
     if process is None:
         yield None
         return
+    process.call("open")
     _allowed[-1] = False  # the next search would come after a backward
     try:
         yield SecondCore(process)
@@ -137,12 +138,11 @@ def open_second_core(copy: CopiedJob) -> Iterator[SecondCore | None]:
         process.close()
 
 
-def _forked(copy: CopiedJob) -> ForkedProcess | None:
+def forked_with_room(target: object) -> ForkedProcess | None:
+    """A copy of this process that runs methods of ``target``; None where this machine has no core or memory for it."""
     if available_cores() < 2 or available_bytes() < MEMORY * psutil.Process().memory_info().rss:
         return None
     try:
-        process = ForkedProcess(copy)
+        return ForkedProcess(target)
     except OSError:
         return None
-    process.call("open")
-    return process
