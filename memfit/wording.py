@@ -6,6 +6,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def units_in_words(count: int, unit: str) -> str:
+    """``1 sample``, ``2 samples``; units are named in the plural."""
+    return f"{count} {unit.removesuffix('s') if count == 1 else unit}"
+
+
 def precision_words(precision: str, net_kind: str) -> str:
     """A job's precision; where it has no autocast, the type of the weights if that is another than fp32.
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memfit.cli.options import (
+    all_device_names_option,
     choose_devices,
-    device_names_option,
     fresh_option,
     headroom_option,
     json_option,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False),
     help="CSV with columns card, price_per_hour, currency, such as examples/prices.csv.",
 )
-@device_names_option
+@all_device_names_option
 @headroom_option
 @click.option(
     "--no-largest", is_flag=True, help="Do not search for the largest micro-batch, which takes most of the time."
@@ -65,7 +65,10 @@ def command(
         with asked_job(job, pairs, fresh=fresh) as answers:
             facts = answers.facts
             asked = micro_batch_shape(facts, shape, count)
-            if batch is not None and batch < asked.units and not is_script(job):
+            if batch is not None and is_script(job):
+                why = "a script is asked as it is written"
+                raise InputError(f"--global-batch {batch}", why, "leave --global-batch out")
+            if batch is not None and batch < asked.units:
                 why = f"less than the micro-batch of {asked.units}"
                 raise InputError(f"--global-batch {batch}", why, f"write {asked.units} or more")
             units, unknown = (None, "") if is_script(job) else units_of_an_epoch(answers)
@@ -82,7 +85,7 @@ def command(
     else:
         from memfit.show.cards_table import show_cards
 
-        show_cards(cards, facts.unit, unknown)
+        show_cards(cards, batch, unknown)
     return Exit.DONE if any(card.prediction.footprint.fits for card in cards) else Exit.NOTHING_FITS
 
 

@@ -46,13 +46,15 @@ headroom_option = click.option(
 fresh_option = click.option(
     "--fresh", is_flag=True, help="Trace again, even if earlier traces of the same job are kept."
 )
-device_names_option = click.option(
-    "--device",
-    "device_names",
-    metavar="NAME",
-    multiple=True,
-    help="A card of the catalogue (memfit devices), or cpu; may be repeated, or all. Default: this machine's own.",
-)
+
+
+def _device_names(default: str) -> Callable[[Command], Command]:
+    words = f"A card of the catalogue (memfit devices), or cpu; may be repeated, or all. Default: {default}."
+    return click.option("--device", "device_names", metavar="NAME", multiple=True, help=words)
+
+
+device_names_option = _device_names("this machine's own")
+all_device_names_option = _device_names("all")
 
 
 def print_json(value: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memfit.errors import unwritable
 from memfit.printable import one_line
 from memfit.sizes import format_size
+from memfit.wording import units_in_words
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
@@ -62,7 +63,7 @@ def budget_line(prediction: Prediction, limit: int) -> str:
     kind = "notice" if peak <= limit and fits else "error"
     words = "exceeds" if peak > limit else "is within"
     more = "" if fits or peak > limit else f" but does not fit in {format_size(prediction.device.usable_bytes or 0)}"
-    what = f"{prediction.job} with {prediction.micro_batch} {prediction.unit} on {prediction.device.key}"
+    what = f"{prediction.job} with {units_in_words(prediction.micro_batch, prediction.unit)} on {prediction.device.key}"
     return one_line(
         f"::{kind}::{what} needs {format_size(peak)}, which {words} the budget of {format_size(limit)}{more}."
     )

@@ -66,12 +66,14 @@ def compare_cards(
     facts, cards = asked.facts, []
     policy = Policy(name="the job's own", checkpointing=facts.own, changes={})
     batch = global_batch or shape.units
-    micro_batches = math.ceil(batch / shape.units)
+    traced = min(2, math.ceil(batch / shape.units))  # from two on, gradients lie beside the second's activations
     for device in devices:
-        prediction = asked.predict(shape, device, checkpointing=facts.own)
+        prediction = asked.predict(shape, device, checkpointing=facts.own, micro_batches=traced)
         largest = largest_of(policy, device, asked, by_items(facts.longest)).size if find_largest else None
         is_timed = device.is_cuda and facts.precision
-        window = window_seconds(prediction.trace, device, micro_batches, facts.precision) if is_timed else None
+        window = None
+        if is_timed:
+            window = window_seconds(prediction.trace, device, batch / shape.units, facts.precision, traced=traced)
         epoch = None if window is None or epoch_units is None else window * epoch_units / batch
         price = (prices or {}).get(device.key)
         cards.append(

@@ -9,23 +9,29 @@ from rich.console import Console
 from rich.table import Table
 
 from memfit.show.console import make_console
-from memfit.show.footprint_table import short_name
+from memfit.show.footprint_table import micro_batch_words, short_name
 from memfit.sizes import format_size
+from memfit.wording import units_in_words
 
 if TYPE_CHECKING:
     from memfit.planner.card_comparison import Card
 
 
-def show_cards(cards: Sequence[Card], unit: str, unknown: str = "", console: Console | None = None) -> None:
+def show_cards(
+    cards: Sequence[Card], global_batch: int | None = None, unknown: str = "", console: Console | None = None
+) -> None:
     """Prints the verdict and a row for each card.
 
     Args:
+        global_batch: None: one micro-batch.
         unknown: why an epoch's length is unknown.
     """
     console = console or make_console()
     console.print(cards_line(cards))
     first = cards[0].prediction
-    console.print(f"{first.job}, {first.micro_batch} {unit} ({first.shape})\n", style="dim")
+    accumulates = global_batch is not None and global_batch > first.micro_batch
+    window = f", {units_in_words(global_batch, first.unit)} a window" if global_batch and accumulates else ""
+    console.print(f"{first.job}, {micro_batch_words(first)}{window}\n", style="dim")
     columns = {
         "card": [card.device.key for card in cards],
         "fits": [card.prediction.footprint.verdict for card in cards],
@@ -45,6 +51,8 @@ def show_cards(cards: Sequence[Card], unit: str, unknown: str = "", console: Con
         table.add_row(*row)
     console.print(table)
     console.print("\nTimes are estimates by the roofline model; energy is at the board's maximum power.", style="dim")
+    if accumulates and "largest" in shown:
+        console.print("Largest micro-batches are without accumulation, as of memfit max.", style="dim")
     if unknown:
         console.print(f"An epoch's length is unknown: {unknown}.", style="dim")
 

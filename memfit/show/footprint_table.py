@@ -14,7 +14,7 @@ from memfit.engine.capabilities import CAPABILITIES
 from memfit.show.console import make_console
 from memfit.show.stage_table import stage_table
 from memfit.sizes import format_size
-from memfit.wording import counted
+from memfit.wording import counted, units_in_words
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
@@ -34,7 +34,7 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
     device = prediction.device
     console.print(prediction_headline(prediction))
     console.print(
-        f"{prediction.job}, {prediction.micro_batch} {prediction.unit} ({prediction.shape}) on {device.name}, "
+        f"{prediction.job}, {micro_batch_words(prediction)} on {device.name}, "
         f"{format_size(device.usable_bytes or 0)} usable",
         style="dim",
     )
@@ -59,6 +59,12 @@ def show_prediction(prediction: Prediction, console: Console | None = None) -> N
         console.print(line, style="dim")
 
 
+def micro_batch_words(prediction: Prediction) -> str:
+    """``8 samples``, ``3200 frames (8x400)``."""
+    units = units_in_words(prediction.micro_batch, prediction.unit)
+    return units if prediction.shape.length is None else f"{units} ({prediction.shape})"
+
+
 def rank_line(prediction: Prediction) -> str:
     """The rank that is shown, where it is in the mesh, and why no rank needs more."""
     line = f"rank {prediction.rank} of {prediction.world} on {prediction.engine}"
@@ -73,7 +79,7 @@ def show_predictions(predictions: Sequence[Prediction], console: Console | None 
     fitting = [prediction for prediction in predictions if prediction.footprint.verdict == "yes"]
     first = predictions[0]
     console.print(f"Fits on {len(fitting)} of {len(predictions)} devices.", style="bold")
-    console.print(f"{first.job}, {first.micro_batch} {first.unit} ({first.shape})\n", style="dim")
+    console.print(f"{first.job}, {micro_batch_words(first)}\n", style="dim")
     table = Table(box=None, pad_edge=False)
     for name in ("device", "fits", "process", "usable", "to spare", "peak"):
         table.add_column(name, justify="left" if name in ("device", "fits", "peak") else "right", no_wrap=True)

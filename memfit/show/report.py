@@ -39,7 +39,7 @@ from memfit.show.trace_file import read_trace
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
 from memfit.train.run_folder import RunFolder
-from memfit.wording import counted, precision_words
+from memfit.wording import counted, precision_words, units_in_words
 
 BEYOND = 4
 """How far a prediction's curve goes, as a multiple of its micro-batch."""
@@ -214,7 +214,7 @@ def _about(prediction: Prediction) -> list[str]:
     return [
         f"{prediction.job} on {device.name}",
         f"budget: {format_size(device.usable_bytes or 0)}",
-        f"micro-batch of {prediction.micro_batch} {prediction.unit}{shape}",
+        f"micro-batch of {units_in_words(prediction.micro_batch, prediction.unit)}{shape}",
         f"{parameters / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M of them trained",
     ]
 

@@ -6,11 +6,13 @@ python -m pytest tests/planner/test_card_comparison.py
 import json
 
 import pytest
+import torch
+from torch import nn
 
 from memfit.cli import main
 from memfit.device.hardware.catalogue import catalogue, find_device
 from memfit.errors import InputError
-from memfit.job import Shape
+from memfit.job import Job, Loss, Shape
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.card_comparison import compare_cards, read_prices
 from memfit.planner.predict import predict
@@ -31,7 +33,7 @@ def test_each_card_s_figures_are_those_of_predict():
         find_largest=False,
     )
     assert [card.prediction.footprint for card in cards] == [
-        predict(JOB, "dit", Shape(items=4), device).footprint for device in devices
+        predict(JOB, "dit", Shape(items=4), device, micro_batches=2).footprint for device in devices
     ]
     t4, rtx4090 = cards
     assert rtx4090.epoch_seconds == pytest.approx(200 * rtx4090.window_seconds)
@@ -39,6 +41,61 @@ def test_each_card_s_figures_are_those_of_predict():
     assert rtx4090.epoch_cost == pytest.approx(0.4 * rtx4090.epoch_seconds / 3600)
     assert (t4.epoch_cost, t4.largest) == (None, None)
     assert cards_line(cards).startswith("Fits on 2 of 2 cards; fastest: RTX 4090")
+
+
+class Heavy(Job):
+    """Weights of 64 MiB, whose gradients lie beside the activations of all micro-batches but the first."""
+
+    def nets(self):
+        return {"net": nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(16)))}
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters(), lr=0.1)}
+
+    def batch(self, shape):
+        return torch.randn(shape.items, 4096, 1024)
+
+    def loss(self, nets, batch):
+        return Loss(nets["net"](batch).square().mean((1, 2)).sum(), len(batch))
+
+
+def test_a_global_batch_of_several_micro_batches_is_predicted_with_accumulation():
+    card, shape = find_device("rtx4090"), Shape(items=2)
+
+    def card_with(global_batch):
+        asked = AskedJob("heavy", Heavy)
+        (answer,) = compare_cards(asked, shape, [card], global_batch=global_batch, find_largest=False)
+        return answer
+
+    alone, two, three, eight = map(card_with, (None, 4, 5, 16))
+    assert alone.prediction.footprint == predict(Heavy(), "heavy", shape, card).footprint
+    for accumulated in (two, three, eight):
+        footprint = predict(Heavy(), "heavy", shape, card, micro_batches=8).footprint
+        assert accumulated.prediction.footprint == footprint
+    more = (
+        two.prediction.footprint.phases["train"].allocated_bytes
+        - alone.prediction.footprint.phases["train"].allocated_bytes
+    )
+    assert more >= 56 << 20
+    each = two.window_seconds - alone.window_seconds
+    assert three.window_seconds == pytest.approx(two.window_seconds + each / 2, rel=0.02)
+    assert eight.window_seconds == pytest.approx(two.window_seconds + 6 * each, rel=0.02)
+
+
+def test_a_global_batch_is_told_and_a_script_has_none(capsys):
+    command = ("cards", "testing/large_nets.py:Dit", "--set", "depth=1", "--device", "t4")
+    code, printed = run(capsys, *command, "--micro-batch", "1", "--global-batch", "6")
+    assert code == 0
+    assert "testing/large_nets.py:Dit, 1 sample, 6 samples a window\n" in printed.out
+    assert "without accumulation, as of memfit max" in printed.out
+    code, printed = run(capsys, *command, "--no-largest")
+    assert "testing/large_nets.py:Dit, 1 sample\n" in printed.out
+    assert "accumulation" not in printed.out
+    code, printed = run(capsys, "cards", "--global-batch", "8", "--", "python", "examples/scripts/gpt2.py")
+    assert (code, printed.err) == (
+        2,
+        "memfit: --global-batch 8: a script is asked as it is written; leave --global-batch out\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,14 @@ def operator_seconds(
     return seconds
 
 
-def window_seconds(trace: Trace, device: Device, micro_batches: int, precision: str) -> float | None:
+def window_seconds(
+    trace: Trace, device: Device, micro_batches: float, precision: str, *, traced: int = 1
+) -> float | None:
     """Seconds of a window of so many micro-batches; None where the device's rates are unknown.
 
     Args:
-        trace: its last training window has one micro-batch.
+        micro_batches: a last one that is smaller counts by its share.
+        traced: micro-batches in the trace's last training window, of which each takes the mean.
     """
     seconds = operator_seconds(trace, device, precision)
     if seconds is None:
@@ -76,7 +79,7 @@ def window_seconds(trace: Trace, device: Device, micro_batches: int, precision: 
     rows = slice(int(trace.operator[start]), int(trace.operator[end - 1]) + 1) if end > start else slice(0, 0)
     parts = np.array(trace.parts)[trace.operator_part[rows]]
     repeated = np.isin(parts, ("fetch", "forward", "backward"))
-    return float(seconds[rows][repeated].sum() * micro_batches + seconds[rows][~repeated].sum())
+    return float(seconds[rows][repeated].sum() / traced * micro_batches + seconds[rows][~repeated].sum())
 
 
 def _rates(device: Device, precision: str) -> tuple[float, float, float] | None:
