@@ -52,10 +52,12 @@ class _Counter:
 
 @dataclass(kw_only=True)
 class Intervals:
-    """Meets each condition once. ``windows`` counts complete windows; ``allows`` asks for a place whether it may."""
+    """Meets each condition once. ``windows`` counts complete windows; ``allows`` asks for a place whether it may;
+    ``on_early`` is told that a condition holds early."""
 
     windows: Callable[[], int]
     allows: Callable[[str], bool] = lambda where: True
+    on_early: Callable[[], None] = lambda: None
     early: list[EarlyCondition] = field(default_factory=list)
     _counters: dict[tuple[str, str], _Counter] = field(default_factory=dict)
 
@@ -77,6 +79,7 @@ class Intervals:
             counter.is_met |= window >= FROM_WINDOW or value > counter.held_at
         elif counter.is_steady and counter.counts and not counter.is_met and self._may_hold(where, window):
             counter.is_met = True
+            self.on_early()
             self.early.append(EarlyCondition(where=where, text=text, answer=holds))
             return wanted
         return rest

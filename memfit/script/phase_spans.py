@@ -34,6 +34,8 @@ class Cut:
     """The line of the forward."""
     window: int = 0
     """The number of windows before it."""
+    after_early: bool = False
+    """Whether a condition held early in its window before it: the line may be what it led to."""
 
 
 @dataclass(kw_only=True)
@@ -124,14 +126,17 @@ def _window_ends(steps: Sequence[tuple[int, int]]) -> list[int]:
 
 def _final_names(cuts: Sequence[Cut], windows: int) -> list[str]:
     """The final phase of each cut: a forward without gradients in every window is training."""
-    windows = max(windows, 1)
+    windows = max(windows - 1, 0)
     validations = [cut for cut in cuts if cut.phase == "validate" and (not cut.in_evaluation or cut.of_copy)]
     windows_of: dict[Line, set[int]] = {}
+    early = {cut.window for cut in validations if cut.after_early}
     for cut in validations:
-        windows_of.setdefault(cut.line, set()).add(cut.window)
+        if not cut.after_early:
+            windows_of.setdefault(cut.line, set()).add(cut.window)
     inside_epochs = {cut.line for cut in validations if not cut.after_epoch}
     in_each_window = {
-        line for line, seen in windows_of.items() if line in inside_epochs and len(seen) >= windows - 1 >= 2
+        line for line, seen in windows_of.items()
+        if line in inside_epochs and windows >= 2 and len(seen) >= max(windows - len(early), 2)
     }  # fmt: skip
     names = []
     for cut in cuts:

@@ -93,7 +93,9 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         watch = StepWatch(tracer=tracer)
         observations = stack.enter_context(observed(tracer))
         stop = TraceStop(request=request, watch=watch, begin=begin)
-        intervals = Intervals(windows=lambda: watch.windows, allows=partial(_may_hold_early, tracer))
+        intervals = Intervals(
+            windows=lambda: watch.windows, allows=partial(_may_hold_early, tracer), on_early=watch.holds_early
+        )
         loops = LoopEnds(watch=watch, is_own=tracer.lines.is_own, is_enough=lambda: stop.ends_loops)
         stop.can_end_loops = lambda: loops.can_end
         running = Running(

@@ -60,6 +60,8 @@ class StepWatch:
     """The event at which the last part of training, or of validation, ended."""
     saves: int = 0
     validations: int = 0
+    early_windows: set[int] = field(default_factory=set)
+    """Numbers of windows before those in which a condition held early."""
     epochs: int = 0
     """Passes over a loader that trained, and came to their end."""
     loaders: int = 0
@@ -109,7 +111,8 @@ class StepWatch:
         start, kinds = max(start, self.cuts[-1].start), self.tracer.kind
         while start < len(kinds) and kinds[start] == FREE:
             start += 1
-        self.cuts.append(Cut(phase=phase, start=start, window=self._ended, **how))
+        after_early = self._ended in self.early_windows
+        self.cuts.append(Cut(phase=phase, start=start, window=self._ended, after_early=after_early, **how))
 
     @property
     def windows(self) -> int:
@@ -129,6 +132,10 @@ class StepWatch:
         since = self.failures[-1].end if self.failures else -1
         known = list(self.optimizers.values())
         return [optimizer for optimizer in known if max(optimizer.made_at, optimizer.last_step) >= since] or known
+
+    def holds_early(self) -> None:
+        """Notes that a condition holds early in this window."""
+        self.early_windows.add(self._ended)
 
     def after_operator(self) -> None:
         """Called after each operator: validation goes on as long as gradients are off."""

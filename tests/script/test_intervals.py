@@ -88,6 +88,23 @@ def test_what_runs_every_so_many_steps_is_seen(tmp_path: Path, condition: str) -
     assert not outcome.not_seen
 
 
+def test_a_forward_that_a_condition_led_to_early_is_not_one_of_each_window(tmp_path: Path) -> None:
+    script = NET + (
+        "for it in range(100):\n"
+        "    with torch.no_grad(): made = net(torch.ones(8, 64).cuda())\n"
+        "    net(made).sum().backward()\n"
+        "    optimizer.step(); optimizer.zero_grad()\n"
+        "    if it % 20 == 0:\n"
+        "        with torch.no_grad(): sample = net(torch.ones(65536, 64).cuda())\n"
+        "    del made\n"
+        "    if it == 2: break\n"
+    )
+    outcome = trace_here(tmp_path, script)
+    assert outcome.footprint is not None
+    phases = outcome.footprint.phases
+    assert phases["validate"].allocated_bytes > phases["train"].allocated_bytes + (24 << 20)
+
+
 def test_what_is_skipped_except_every_so_many_steps_is_seen(tmp_path: Path) -> None:
     text = f"{NET}for step in range(10**6):\n{STEP}    if step % 1000 != 0:\n        continue\n    evaluate(2)\n"
     outcome = trace_here(tmp_path, text, assumed=())
