@@ -3,18 +3,13 @@
 pytest tests/accumulation/test_guard_ranks.py
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from testing.rank_copies import run_ranks
 from tests.accumulation.nets import Net, mean_loss, windows
-
-ROOT = Path(__file__).parents[2]
-
 
 CASES = [
     ("ddp", "1,2"),
@@ -24,13 +19,8 @@ CASES = [
 
 @pytest.mark.parametrize(("wrapper", "failures"), CASES)
 def test_two_ranks_learn_what_one_batch_learns(tmp_path: Path, wrapper: str, failures: str) -> None:
-    script, file = str(Path(__file__).with_name("guarded_rank.py")), tmp_path / "weights.pt"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, wrapper]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(file), failures], capture_output=True, text=True, env=environment, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    file = tmp_path / "weights.pt"
+    run_ranks(2, "tests.accumulation.guarded_rank", [wrapper, str(file), failures], timeout=240)
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)

@@ -3,30 +3,17 @@
 python -m pytest tests/engine/test_ddp.py
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
+from testing.rank_copies import run_ranks
 from tests.engine.ranks import CASES, IDS, SHARES, train
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    arguments = ["--standalone", "--nproc-per-node", "3", "-m", "tests.engine.ranks", str(folder)]
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MEMFIT_COLLECTIVE_SECONDS": "30"},
-        check=True,
-        timeout=120,
-    )
+    run_ranks(3, "tests.engine.ranks", [str(folder)], timeout=120, MEMFIT_COLLECTIVE_SECONDS="30")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(3)]
 
 

@@ -3,25 +3,15 @@
 python -m pytest tests/engine/test_fsdp2.py
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
+from testing.rank_copies import run_ranks
 from tests.engine.rank_steps import CASES, Tied, train
-
-ROOT = Path(__file__).parents[2]
 
 
 def run(world, folder):
-    arguments = ["--standalone", "--nproc-per-node", str(world), "-m", "tests.engine.rank_steps", str(folder)]
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *arguments], cwd=ROOT, check=True, timeout=180,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MEMFIT_COLLECTIVE_SECONDS": "60"},
-    )  # fmt: skip
+    run_ranks(world, "tests.engine.rank_steps", [str(folder)], MEMFIT_COLLECTIVE_SECONDS="60")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 

@@ -3,11 +3,7 @@
 python -m pytest tests/engine/test_rank_peaks.py
 """
 
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +16,7 @@ from memfit.torch_compat.pipelining import OLDEST
 from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
+from testing.rank_copies import run_ranks
 from testing.truth import operator_names
 from tests.engine.rank_peaks import (
     BOTH_CASES,
@@ -50,7 +47,6 @@ from tests.engine.rank_peaks import (
     ZERO_CASES,
 )
 
-ROOT = Path(__file__).parents[2]
 FAST = (2, 5, 6, 13)
 """Their numbers: DDP and FSDP2, accumulation, bf16 and half-precision gathers, clipping, an average, two nets."""
 
@@ -68,11 +64,7 @@ def compare(cases, world, folder):
             traces[str(case), rank] = trace_job(case.job(), case.shape, how)
     operators = set().union(*map(operator_names, traces.values()))
     (folder / OPERATORS).write_bytes(pickle.dumps(operators))
-    arguments = ["--standalone", "--nproc-per-node", str(world), "-m", "tests.engine.rank_peaks", str(folder)]
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *arguments, *map(str, cases)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=600,
-    )  # fmt: skip
+    run_ranks(world, "tests.engine.rank_peaks", [str(folder), *map(str, cases)], timeout=600)
     ranks = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(world)]
     return {
         (case, rank, phase): (peak, ranks[rank][case][phase].without_scratch_bytes)

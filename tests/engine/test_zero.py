@@ -5,7 +5,6 @@ python -m pytest tests/engine/test_zero.py
 
 import itertools
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,17 +16,14 @@ from memfit.engine.factory import CHOICES, check_choices
 from memfit.engine.single import Single
 from memfit.engine.zero_partition import boxes, most_gradients
 from memfit.errors import InputError
+from testing.rank_copies import run_ranks
 from tests.engine.zero_ranks import CASES, READERS, loaded, train
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(world, folder):
-    arguments = ["--standalone", "--nproc-per-node", str(world), "-m", "tests.engine.zero_ranks", str(folder)]
-    subprocess.run(
-        [sys.executable, "-W", "error", "-m", "torch.distributed.run", *arguments], cwd=ROOT, check=True, timeout=180,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MEMFIT_COLLECTIVE_SECONDS": "60"},
-    )  # fmt: skip
+    run_ranks(world, "tests.engine.zero_ranks", [str(folder)], MEMFIT_COLLECTIVE_SECONDS="60")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 

@@ -3,9 +3,6 @@
 pytest tests/integrations/test_deepspeed.py
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +11,13 @@ import torch
 
 pytest.importorskip("deepspeed")
 
+from testing.rank_copies import run_ranks
 from tests.accumulation.nets import RANK_SIZES, Net, mean_loss, windows
-
-ROOT = Path(__file__).parents[2]
 
 
 def guarded(file: Path, world: int, failures: str) -> dict[str, Any]:
-    script = str(Path(__file__).with_name("guarded_engine.py"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), script]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(
-        [*command, str(file), failures], capture_output=True, text=True, env=environment, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    arguments = [str(file), failures]
+    run_ranks(world, "tests.integrations.guarded_engine", arguments, timeout=240, apart=True, DS_ACCELERATOR="cpu")
     return torch.load(file)
 
 

@@ -3,11 +3,6 @@
 python -m pytest tests/train/test_sharded_checkpoint.py
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -15,18 +10,13 @@ from memfit.apply.train_state import build
 from memfit.engine.single import Single
 from memfit.errors import InputError
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded
+from testing.rank_copies import run_ranks
 from tests.engine.ranks import CPU, Sentences
 from tests.engine.zero_ranks import loaded, saved
 
-ROOT = Path(__file__).parents[2]
-
 
 def ranks(engine, world, what, state, folder):
-    arguments = ["--standalone", "--nproc-per-node", str(world), "-m", "tests.train.rank_spread"]
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *arguments, engine, what, str(state), str(folder)],
-        cwd=ROOT, check=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    run_ranks(world, "tests.train.rank_spread", [engine, what, str(state), str(folder)])
     return torch.load(folder / f"{engine}-{what}-0.pt")
 
 
