@@ -69,6 +69,29 @@ def collected_before() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def frozen_imports() -> Iterator[None]:
+    """Context for the imports of a process that begins: the collector is off, and afterwards what they brought is
+    frozen.
+
+    Importing torch takes a fourth less time so, and a collection of the modules of torch takes a sixth of a second.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
+def freeze_loaded() -> None:
+    """Collects garbage and freezes what is left: what a process holds before its work stays until it ends."""
+    gc.collect()
+    gc.freeze()
+
+
 def skip_last_collection() -> None:
     """The process ends without collecting garbage, unless a library counts what was not collected (nanobind)."""
     atexit.register(_before_last_collection)

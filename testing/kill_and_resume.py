@@ -30,12 +30,14 @@ JOB = f"{Path(__file__).parent}/killed_job.py:Killed"
 def serve() -> None:
     """For each line ``{"options", "log", "kill_after", "stop"}`` forks a child; answers with its exit status and
     seconds."""
+    from memfit.garbage import freeze_loaded
     from memfit.loading import load_job
     from memfit.planner.predict import plain_nets
     from memfit.train.launch import watchdog, worker
     from memfit.train.run_options import RunOptions
 
     plain_nets(load_job(JOB))
+    freeze_loaded()
     for line in sys.stdin:
         asked = json.loads(line)
         begin = time.monotonic()

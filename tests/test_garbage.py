@@ -72,3 +72,22 @@ print(kept > 0, gc.get_freeze_count())
 def test_what_the_first_trace_of_a_command_freezes_stays_so_until_the_command_ends():
     ended = subprocess.run([sys.executable, "-c", IN_A_COMMAND], capture_output=True, text=True, check=True)
     assert ended.stdout == "True 0\n"
+
+
+AT_THE_START = """
+import gc
+from memfit.garbage import freeze_loaded, frozen_imports
+
+with frozen_imports():
+    inside = gc.isenabled()
+    import json, decimal, xml.dom.minidom
+imported = gc.get_freeze_count()
+loaded = [[] for _ in range(1000)]
+freeze_loaded()
+print(inside, gc.isenabled(), imported > 1000, gc.get_freeze_count() >= imported + 1000)
+"""
+
+
+def test_imports_run_without_the_collector_which_passes_them_and_what_was_loaded_over_later():
+    ended = subprocess.run([sys.executable, "-c", AT_THE_START], capture_output=True, text=True, check=True)
+    assert ended.stdout == "False True True True\n"

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from memfit.garbage import frozen_imports
 from memfit.script import namespaces
 from memfit.script.outcome import FileChange, TraceRequest
 from memfit.script.outcome_codec import write_answer
@@ -75,7 +76,8 @@ def _make_removable(function: object, path: str, error: object) -> None:
 
 def run(request: TraceRequest, result_file: int) -> None:
     """Traces the script and writes its outcome."""
-    from memfit.script.run_script import run_script
+    with frozen_imports():
+        from memfit.script.run_script import run_script
 
     def report(outcome: object) -> None:
         with os.fdopen(os.dup(result_file), "ab") as opened:

@@ -14,7 +14,6 @@ from memfit.job import Job, is_trained
 from memfit.loading import load_job
 from memfit.plan import MemoryOption, Plan, read_plan
 from memfit.planner.checkpoint_writing import with_copy
-from memfit.planner.memory_vs_batch import memory_curve
 from memfit.planner.predict import plain_nets, trace_question
 from memfit.planner.prediction import Prediction, answer
 from memfit.show.footprint_table import footprint_remarks, of_sizes, phase_name, prediction_headline
@@ -254,6 +253,8 @@ def _of_plan(job: Job, plan: Plan) -> list[Section]:
         device=_device(plan), implementation=plan.implementation, optimizer_state=plan.optimizer_state,
         average=plan.average,
     )  # fmt: skip
+    from memfit.planner.memory_vs_batch import memory_curve  # with the search and scipy, which other reports do without
+
     points = memory_curve(job, how, _device(plan), sum(plan.micro_batches[0]), plan.micro_batch)
     return [curve_section(points, plan.unit, _device(plan), plan.micro_batch)]
 
@@ -261,6 +262,8 @@ def _of_plan(job: Job, plan: Plan) -> list[Section]:
 def _of_prediction(job: Job | None, prediction: Prediction) -> list[Section]:
     if job is None:
         return []
+    from memfit.planner.memory_vs_batch import memory_curve  # as above
+
     device, micro = prediction.device, prediction.micro_batch
     points = memory_curve(job, Tracing(device=device), device, BEYOND * micro, micro)
     return [curve_section(points, prediction.unit, prediction.device, prediction.micro_batch)]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from memfit.device.hardware.catalogue import Device, catalogue
-from memfit.planner.memory_vs_batch import Point
 from memfit.show.page import Section, Table
 from memfit.sizes import format_size
+
+if TYPE_CHECKING:
+    from memfit.planner.memory_vs_batch import Point
 
 COMMON = ("t4", "rtx4090", "rtx5090", "a100-40gb", "l40s", "a100-80gb", "h200")
 LOOKS = (

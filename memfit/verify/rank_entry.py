@@ -7,6 +7,7 @@ import os
 import sys
 
 from memfit.child_process import die_with_parent
+from memfit.garbage import frozen_imports
 from memfit.printable import keep_terminal_safe
 from memfit.train.launch.stop_signals import ends_at_once
 
@@ -14,7 +15,8 @@ if __name__ == "__main__":
     ends_at_once(lambda: None)
     die_with_parent()
     keep_terminal_safe()
-    from memfit.verify import world_worker
+    with frozen_imports():
+        from memfit.verify import world_worker
 
     code = world_worker.main(sys.argv[1:])
     sys.stdout.flush()

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from memfit.engine.torchrun_env import is_restart
 from memfit.errors import Exit
+from memfit.garbage import frozen_imports
 from memfit.printable import keep_terminal_safe
 from memfit.train.launch.memory_limit import lift
 from memfit.train.launch.outcome import read_outcome
@@ -31,7 +32,8 @@ def main(options: RunOptions) -> int:
     before = read_outcome(Path(options.folder)) if is_restart() else None
     if before is not None:
         return before.code
-    from memfit.train.launch import worker
+    with frozen_imports():
+        from memfit.train.launch import worker
 
     return worker.main(options)
 

@@ -25,6 +25,7 @@ from memfit.engine.process_group import join, join_alone
 from memfit.engine.protocol import Engine
 from memfit.engine.torchrun_env import is_restart, torchrun_env
 from memfit.errors import Exit, InputError, describe, message_of, mistake_in_job
+from memfit.garbage import freeze_loaded
 from memfit.job import Job
 from memfit.plan import Plan, read_plan
 from memfit.sizes import format_size
@@ -169,6 +170,7 @@ def run(folder: RunFolder, options: RunOptions, watchdog: Watchdog) -> Ending:
     data = load_run_data(plan, engine, options.workers)
     if data.loader is not None:
         watchdog.worker_stacks = data.loader.stacks
+    freeze_loaded()
     before = memory_limit.limit(plan.budget_bytes) if device.type == "cpu" else 0
     try:
         return _train(folder, options, watchdog, plan=plan, device=device, engine=engine, data=data)
