@@ -1,6 +1,5 @@
 """Puts this folder's own modules (nets, truth) on the path, and keeps what memfit measures out of the user's cache."""
 
-import atexit
 import gc
 import os
 
@@ -9,7 +8,6 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
-atexit.register(gc.unfreeze)  # nanobind, which triton is built with, reports what was never collected as leaks
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ["COLUMNS"] = "80"  # whatever terminal the tests are started from: lines are broken at the same places
@@ -23,6 +21,16 @@ def virtual_gpu_is_known():
     from memfit.device.virtual import backend
 
     backend.register_virtual_device()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def frozen_objects_stay_frozen():
+    """As within one command: a command that a test runs in this process would unfreeze all that came before it."""
+    from memfit.garbage import frozen_within
+
+    with frozen_within():
+        gc.enable()
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
