@@ -37,8 +37,11 @@ def join(turn: str = "") -> None:
     timeout = timedelta(seconds=float(os.environ.get("MEMFIT_COLLECTIVE_SECONDS", TIMEOUT_SECONDS)))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     board, rank, world = next(dist.rendezvous("env://", timeout=timeout))
-    store = _fresh_store(board, f"memfit/{turn}", rank, timeout)
+    key = f"memfit/{turn}"
+    store = _fresh_store(board, key, rank, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    if rank == 0:
+        board.delete_key(key)  # every rank has read it; those that are started again wait for the next one
 
 
 def join_alone() -> None:
@@ -51,6 +54,7 @@ def _fresh_store(board: dist.Store, key: str, rank: int, timeout: timedelta) -> 
     """A store that rank 0 makes for this start alone; its address stands on torchrun's.
 
     torchrun's own outlives the processes (torch 2.13): started again, they would read addresses of those that are gone.
+    Ranks that all ended before they had joined leave an address of such a store, which answers nobody.
     """
     until = time.monotonic() + timeout.total_seconds()
     if rank == 0:
