@@ -52,10 +52,14 @@ class AllocatorEvents:
     def __init__(self, base: int = 0) -> None:
         self.base = base
         self._cached: tuple[Collection[str], list[Record], list[Phase]] | None = None
+        # Without acc_events, some versions of torch warn that a second cycle clears the first; there is one alone.
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
 
     def __enter__(self) -> AllocatorEvents:
         self._profile.__enter__()
+        assert self._profile.profiler is not None
+        # With it, torch makes a Python object of every event at the end, which takes as long as a small step.
+        self._profile.profiler.acc_events = False
         return self
 
     def __exit__(self, *error: Any) -> None:
