@@ -20,8 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
-from types import MethodType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -37,6 +36,7 @@ from memfit.apply.buffer_snapshot import BufferSnapshot
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.engine.collectives import is_memory_failure
 from memfit.errors import InputError
+from memfit.replaced_methods import replaced_method
 from memfit.train.recovery.exactly_once import ExactlyOnce
 from memfit.train.recovery.failure import clear_frames, give_back
 
@@ -290,13 +290,12 @@ def protect_step(optimizer: Optimizer) -> None:
         return
     once, step = ExactlyOnce(_relieve), optimizer.step
 
-    @wraps(step)
     def step_once(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         given: list[Any] = []
         once(lambda: given.append(step(*args, **kwargs)), self)
         return given[-1] if given else None
 
-    optimizer.step = MethodType(step_once, optimizer)  # type: ignore[method-assign]
+    optimizer.step = replaced_method(optimizer, step, step_once)  # type: ignore[method-assign]
     optimizer._memfit_protected = True  # type: ignore[attr-defined]
 
 

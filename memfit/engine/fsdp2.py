@@ -332,6 +332,12 @@ def check_units(net: nn.Module, names: Mapping[str, str]) -> None:
                 "it is a single number, which cannot be sharded",
                 "make it a tensor of shape (1,), or write --engine ddp",
             )
+        if not parameter.numel():
+            raise InputError(
+                f"parameter {_shown(path, names)} on --engine fsdp2",
+                f"its shape {tuple(parameter.shape)} has no elements, and torch scatters no gradient of none",
+                "take it out of the net, or write --engine ddp",
+            )
     for path in units(net):
         kinds = {str(p.dtype) for p in net.get_submodule(path).parameters() if p.requires_grad}
         if len(kinds) > 1:

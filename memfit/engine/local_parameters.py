@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from types import MethodType
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from memfit.nested_tensors import tensors_in
+from memfit.replaced_methods import replaced_method
 from memfit.torch_compat.attributes import own_parameters
 from memfit.torch_compat.distributed import gives_parts, summed
 
@@ -43,12 +42,11 @@ class LocalParameters:
         inner = module.forward
         method = getattr(inner, "__func__", None)  # a copy of the module is then given to it, and not this one
 
-        @wraps(inner)
         def forward(its: nn.Module, *args: Any, **kwargs: Any) -> Any:
             with self._in_forward(its, (args, kwargs)):
                 return inner(*args, **kwargs) if method is None else method(its, *args, **kwargs)
 
-        module.forward = MethodType(forward, module)
+        module.forward = replaced_method(module, inner, forward)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LocalParameters:
         return self

@@ -4,6 +4,7 @@ pytest tests/accumulation/test_guard.py
 """
 
 import copy
+import inspect
 import random
 from collections.abc import Callable
 from typing import Any
@@ -306,3 +307,11 @@ def test_an_optimizer_that_a_framework_wraps_is_guarded_and_watched(framework: s
         mean_loss(net, windows(1)[0][0]).backward()
         optimizer.step()
     assert watch.steps == 1
+
+
+def test_a_guarded_step_shows_the_arguments_of_the_optimizer() -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = inspect.signature(optimizer.step)
+    memfit.guard(optimizer, net)
+    assert inspect.signature(optimizer.step) == before

@@ -3,6 +3,7 @@
 python -m pytest tests/engine/test_fsdp2_units.py
 """
 
+import inspect
 import re
 from types import SimpleNamespace
 
@@ -147,6 +148,46 @@ class Misread(Divided):
 
     def loss(self, nets, batch):
         return (batch @ nets["net"][0].up.weight).sum(), len(batch)
+
+
+class Selecting(Divided):
+    """The loss passes on what the net's forward takes, as transformers' Trainer does with columns of a dataset."""
+
+    def nets(self):
+        return {"net": Between()}
+
+    def loss(self, nets, batch):
+        net, given = nets["net"], {"x": batch, "unused": batch}
+        return net(**{key: given[key] for key in inspect.signature(net.forward).parameters}).sum(), len(batch)
+
+    def parallelize(self, nets, mesh):
+        parallelize_module(nets["net"], mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+class Between(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.norm(self.down(self.up(x)))
+
+
+def test_a_net_that_is_cut_shows_the_arguments_that_its_forward_takes():
+    assert trace(Selecting(), MeshShape(tp=2)).names
+
+
+class Hollow(Divided):
+    """A layer of its net has no outputs."""
+
+    def nets(self):
+        return {"net": nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 0))}
+
+
+def test_a_parameter_without_elements_is_refused_by_its_name():
+    with pytest.raises(InputError) as said:
+        trace(Hollow(), MeshShape(dp_shard=2))
+    assert "parameter net.1.weight on --engine fsdp2: its shape (0, 8) has no elements" in str(said.value)
 
 
 @pytest.mark.parametrize(
