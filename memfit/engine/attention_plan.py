@@ -1,7 +1,9 @@
 """A tensor-parallel plan that follows from a net's modules: attention and feed-forward as diffusers writes them.
 
 - Attention: linear layers ``to_q``, ``to_k``, ``to_v`` and ``to_out``, and a count of ``heads`` or ``num_heads``, by
-  which it splits what the first three give. Each rank has whole heads.
+  which it splits what the first three give. Each rank has whole heads. Of joint attention (Esser et al. 2024,
+  https://arxiv.org/abs/2403.03206) the layers of the second stream too: ``add_q_proj``, ``add_k_proj``,
+  ``add_v_proj`` and ``to_add_out``.
 - Feed-forward: diffusers' ``FeedForward``, and an ``nn.Sequential`` of a linear layer, what computes each element by
   itself, and a linear layer.
 - Modulation (adaLN, Peebles and Xie 2023): an ``nn.Sequential`` of an activation and a linear layer, whose output is
@@ -21,7 +23,11 @@ from memfit.engine.adapters import is_linear
 from memfit.errors import InputError
 
 PROJECTIONS = ("to_q", "to_k", "to_v")
+ADDED, ADDED_OUTPUT = ("add_q_proj", "add_k_proj", "add_v_proj"), "to_add_out"
+"""Layers of a second stream of tokens, such as the text's, whose heads attend with those of the first."""
 COUNTS = ("heads", "num_heads")
+WIDTHS = {"inner_dim": "to_q", "inner_kv_dim": "to_k"}
+"""Numbers of attention that are the width of all its heads, and the layer that gives them."""
 BESIDE = (*PROJECTIONS, "to_out", "group_norm", "spatial_norm", "norm_cross")
 """Children of attention that hold parameters and are carried: norms of its whole input among them."""
 ACTIVATIONS = (
@@ -59,9 +65,10 @@ def check_attentions(name: str, net: nn.Module, among: Set[nn.Module], ranks: in
         inside, heads = f"{name}.{path}".rstrip("."), heads_of(module)
         where = f"module {inside} on tp={ranks}"
         for child, part in module.named_children():
-            if child not in BESIDE and not _is_of_heads(part, module, heads):
+            if child not in (*BESIDE, *_added_layouts(module)) and not _is_of_heads(part, module, heads):
                 raise InputError(f"module {inside}.{child} on tp={ranks}", "its layout is not carried", write)
-        if len({module.get_submodule(key).out_features for key in PROJECTIONS}) > 1:
+        added = [key for key in ADDED if key in _added_layouts(module)]
+        if len({module.get_submodule(key).out_features for key in (*PROJECTIONS, *added)}) > 1:
             raise InputError(where, "queries, keys and values have different sizes", write)
         if heads % ranks:
             raise InputError(where, f"{heads} heads do not divide by it", "write another tp")
@@ -76,8 +83,11 @@ def _is_of_heads(part: nn.Module, module: nn.Module, heads: int) -> bool:
 
 
 def share_heads(net: nn.Module, among: Set[nn.Module], ranks: int) -> None:
-    """After the cut: attention counts the heads of this rank."""
+    """After the cut: attention counts the heads of this rank, and their width."""
     for _, module in attentions(net, among):
+        for key, layer in WIDTHS.items():
+            if getattr(module, key, None) == module.get_submodule(layer).out_features:
+                setattr(module, key, getattr(module, key) // ranks)
         for key in COUNTS:
             if isinstance(getattr(module, key, None), int):
                 setattr(module, key, getattr(module, key) // ranks)
@@ -92,12 +102,19 @@ def heads_of(module: nn.Module) -> int:
 def _layouts(module: nn.Module) -> dict[str, str]:
     """Layouts of modules within a module, by path from there."""
     if (output := _output_of(module)) is not None:
-        return {**dict.fromkeys(PROJECTIONS, "colwise"), output: "rowwise"}
+        return {**dict.fromkeys(PROJECTIONS, "colwise"), output: "rowwise", **_added_layouts(module)}
     if type(module).__module__.startswith("diffusers.") and type(module).__name__ == "FeedForward":
         return _diffusers_feed_forward(module)
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         return _sequential(list(module.named_children()))
     return {}
+
+
+def _added_layouts(module: nn.Module) -> dict[str, str]:
+    """Layouts of the layers of attention's second stream; empty where it has none."""
+    children = dict(module.named_children())
+    layouts = {**dict.fromkeys(ADDED, "colwise"), ADDED_OUTPUT: "rowwise"}
+    return {key: layout for key, layout in layouts.items() if is_linear(children.get(key))}
 
 
 def _output_of(module: nn.Module) -> str | None:

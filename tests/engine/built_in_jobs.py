@@ -136,6 +136,28 @@ class Video(Plain, UNet):
         return Loss((out - 1).square().mean((1, 2, 3, 4)).sum(), len(out))
 
 
+class Joint(Plain, UNet):
+    """diffusers' Qwen-Image, whose attention has a second stream of layers for the text."""
+
+    def nets(self):
+        torch.manual_seed(self.seed)
+        from diffusers import QwenImageTransformer2DModel
+
+        net = QwenImageTransformer2DModel(
+            num_attention_heads=4, attention_head_dim=8, in_channels=16, out_channels=4, num_layers=2,
+            joint_attention_dim=16, axes_dims_rope=(2, 2, 4),
+        )  # fmt: skip
+        return {"image": net}
+
+    def batch(self, shape):
+        return {"x": torch.randn(shape.items, 16, 16), "text": torch.randn(shape.items, 8, 16)}
+
+    def loss(self, nets, batch):
+        steps, sizes = torch.full((len(batch["x"]),), 0.5), [[(1, 4, 4)]] * len(batch["x"])
+        out = nets["image"](batch["x"], batch["text"], timestep=steps, img_shapes=sizes).sample
+        return Loss((out - 1).square().mean((1, 2)).sum(), len(out))
+
+
 class NormedAcrossHeads(UNet):
     """Attention with norms over all heads together, which are not carried."""
 
@@ -161,6 +183,7 @@ CARRIED = {
     "diffusers": Diffused,
     "labelled dit": Labelled,
     "video": Video,
+    "joint": Joint,
 }
 REFUSED = {
     NormedAcrossHeads: "module unet.norm_q on tp=2: its layout is not carried",

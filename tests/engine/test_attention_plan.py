@@ -12,7 +12,7 @@ from diffusers.models.attention import FeedForward
 from diffusers.models.attention_processor import Attention
 from torch import nn
 
-from memfit.engine.attention_plan import derived_plan, share_heads
+from memfit.engine.attention_plan import check_attentions, derived_plan, share_heads
 from memfit.engine.fused_projection import FusedColwiseParallel, _exchange_plan
 from memfit.engine.local_parameters import LocalParameters
 from memfit.errors import InputError
@@ -49,6 +49,27 @@ def test_attention_feed_forward_and_modulation_of_a_diffusion_transformer_are_cu
         "time_embed.time_mlp.0": "colwise", "time_embed.time_mlp.2": "rowwise",
         "out_modulation.1": "colwise_gather_output",
     }  # fmt: skip
+
+
+def test_the_second_stream_of_joint_attention_is_cut_with_the_first():
+    net = CARRIED["joint"]().nets()["image"]
+    plan, prefix = planned(net), "transformer_blocks.0.attn."
+    attention = {path.removeprefix(prefix): layout for path, layout in plan.items() if path.startswith(prefix)}
+    assert attention == {
+        **dict.fromkeys(("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj"), "colwise"),
+        "to_out.0": "rowwise", "to_add_out": "rowwise",
+    }  # fmt: skip
+    check_attentions("image", net, set(net.modules()), 2, "")
+    share_heads(net, set(net.modules()), 2)
+    first = net.transformer_blocks[0].attn
+    assert (first.heads, first.inner_dim) == (2, 16)
+
+
+def test_a_second_stream_of_another_width_is_refused():
+    attention = Attention(16, heads=2, dim_head=8, added_kv_proj_dim=4)
+    attention.add_k_proj = nn.Linear(4, 8)
+    with pytest.raises(InputError, match="queries, keys and values have different sizes"):
+        check_attentions("net", attention, set(attention.modules()), 2, "")
 
 
 def test_convolutions_and_norms_of_a_unet_stay_whole():
