@@ -13,8 +13,8 @@ from memfit.mesh import parse_mesh
 @click.command("verify")
 @click.argument("target", metavar="JOB|PLAN")
 @set_option
-@click.option("--world-sizes", metavar="N,N", help="Ranks, each a real process. Default: 1,2, or 1 and --mesh's.")
-@click.option("--engine", metavar="E", help="The engine of several ranks. Default: ddp, or --mesh's.")
+@click.option("--world-sizes", metavar="N,N", help="Ranks, each a real process. Default: 1,2, or 1 and the mesh's.")
+@click.option("--engine", metavar="E", help="The engine of several ranks. Default: the mesh's, the plan's, or ddp.")
 @mesh_option
 @engine_choice_option
 @click.option("--windows", metavar="N", default="2", show_default=True, help="Optimizer steps that are compared.")
@@ -29,7 +29,7 @@ def command(
     step.
 
     Every window begins from the same weights, in fp32 whatever the job's precision. Differences that cannot be avoided
-    are named.
+    are named. Of a plan, its engine and its mesh are verified, unless others are asked for.
     """
     from dataclasses import replace
 
@@ -39,12 +39,18 @@ def command(
     from memfit.loading import load_job, read_settings
     from memfit.plan import ENGINES, read_plan
 
+    planned = read_plan(target) if target.endswith(".toml") else None
     shape = parse_mesh(mesh) if mesh is not None else None
+    where = f"--mesh {shape}"
+    if planned is not None and (mesh, world_sizes, engine) == (None, None, None):
+        shape, where = planned.mesh_shape, f"plan file {target}: mesh {planned.mesh_shape}"
     if shape is not None and world_sizes is not None:
-        raise InputError(f"--mesh {shape} --world-sizes {world_sizes}", "both say the ranks", "leave one of them out")
+        raise InputError(f"{where} --world-sizes {world_sizes}", "both say the ranks", "leave one of them out")
     worlds = _worlds(world_sizes or "1,2") if shape is None else [1, shape.world]
     shares = worlds if shape is None else [shape.data_ranks]
-    engine = engine or ("ddp" if shape is None else engine_of(shape))
+    carries = planned is not None and not planned.mesh and CAPABILITIES[planned.engine].several_ranks
+    if engine is None:
+        engine = engine_of(shape) if shape is not None else planned.engine if planned and carries else "ddp"
     steps = whole_number("--windows", windows)
     asked, micro = whole_number("--global-batch", global_batch), whole_number("--micro-batch", micro_batch)
     if engine not in ENGINES or (max(worlds) > 1 and not CAPABILITIES[engine].several_ranks):
@@ -53,15 +59,16 @@ def command(
     if shape is not None:
         engine_of(shape, engine)
     engine_choices = asked_choices(choices, engine)
-    check_ranks(f"--world-sizes {max(worlds)}" if shape is None else f"--mesh {shape}", max(worlds))
+    check_ranks(f"--world-sizes {max(worlds)}" if shape is None else where, max(worlds))
     with progress(f"verifying {target}", quiet=as_json):
         from memfit.verify.verify import as_json as to_json
         from memfit.verify.verify import verify
         from memfit.verify.verify_plan import plan_for
 
-        if target.endswith(".toml"):
-            plan = read_plan(target)
-            plan = replace(plan, global_batch=asked or plan.global_batch, micro_batch=micro or plan.micro_batch)
+        if planned is not None:
+            plan = replace(
+                planned, global_batch=asked or planned.global_batch, micro_batch=micro or planned.micro_batch
+            )
         else:
             plan = plan_for(load_job(target, read_settings(pairs)), target, shares, asked, micro)
         verified = verify(plan, worlds, engine, steps, mesh=shape, choices=engine_choices)
