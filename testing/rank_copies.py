@@ -6,9 +6,7 @@ How torchrun starts ranks is tested where it does (tests/train/test_ranks.py, te
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import gc
 import importlib
 import os
 import signal
@@ -21,7 +19,8 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import NoReturn
 
-from memfit.child_process import DIE_WITH_PARENT, die_with_parent, for_child
+from memfit.child_process import PARENT, die_with_parent, for_child
+from memfit.garbage import freeze_loaded
 
 ROOT = Path(__file__).parents[1]
 
@@ -90,13 +89,13 @@ def _run(world: int, module: str, arguments: list[str], variables: dict[str, str
         **variables, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": "0",
     }  # fmt: skip
-    gc.collect()
-    gc.freeze()
+    freeze_loaded()
     parent, ranks = os.getpid(), {}
     for rank in range(world):
         process_id = os.fork()
         if process_id == 0:
-            _be_rank(parent, module, arguments, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            own = {PARENT: str(parent), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            _be_rank(module, arguments, {**shared, **own})
         ranks[process_id] = rank
     failed = ""
     while ranks:
@@ -109,17 +108,15 @@ def _run(world: int, module: str, arguments: list[str], variables: dict[str, str
     return failed
 
 
-def _be_rank(parent: int, module: str, arguments: list[str], variables: dict[str, str]) -> NoReturn:
+def _be_rank(module: str, arguments: list[str], variables: dict[str, str]) -> NoReturn:
     code = 1
     try:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() == parent:
-            os.environ.clear()
-            os.environ.update(variables)
-            sys.argv = [module, *arguments]
-            importlib.import_module(module).main()
-            code = 0
+        os.environ.clear()
+        os.environ.update(variables)
+        die_with_parent()
+        sys.argv = [module, *arguments]
+        importlib.import_module(module).main()
+        code = 0
     except BaseException:
         traceback.print_exc()
     finally:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from memfit.cli.mesh_option import asked_choices, engine_choice_option, mesh_option
 from memfit.cli.options import json_option, print_json, set_option, whole_number
 from memfit.errors import Exit, InputError
 from memfit.mesh import parse_mesh
+
+if TYPE_CHECKING:
+    from memfit.mesh import MeshShape
+    from memfit.plan import Plan
 
 
 @click.command("verify")
@@ -48,9 +54,7 @@ def command(
         raise InputError(f"{where} --world-sizes {world_sizes}", "both say the ranks", "leave one of them out")
     worlds = _worlds(world_sizes or "1,2") if shape is None else [1, shape.world]
     shares = worlds if shape is None else [shape.data_ranks]
-    carries = planned is not None and not planned.mesh and CAPABILITIES[planned.engine].several_ranks
-    if engine is None:
-        engine = engine_of(shape) if shape is not None else planned.engine if planned and carries else "ddp"
+    engine = engine or _engine_of(planned, shape)
     steps = whole_number("--windows", windows)
     asked, micro = whole_number("--global-batch", global_batch), whole_number("--micro-batch", micro_batch)
     if engine not in ENGINES or (max(worlds) > 1 and not CAPABILITIES[engine].several_ranks):
@@ -79,6 +83,17 @@ def command(
 
         show_verified(to_json(verified), plan)
     return Exit.DONE if verified.ok else Exit.CHECK_FAILED
+
+
+def _engine_of(plan: Plan | None, shape: MeshShape | None) -> str:
+    """The mesh's engine; without a mesh the plan's, where it is one of several ranks, or ddp."""
+    from memfit.engine.capabilities import CAPABILITIES, engine_of
+
+    if shape is not None:
+        return engine_of(shape)
+    if plan is not None and not plan.mesh and CAPABILITIES[plan.engine].several_ranks:
+        return plan.engine
+    return "ddp"
 
 
 def _worlds(text: str) -> list[int]:
