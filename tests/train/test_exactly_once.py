@@ -5,7 +5,10 @@ python -m pytest tests/train/test_exactly_once.py
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,6 +18,7 @@ from memfit.apply.train_state import build
 from memfit.apply.window import Guard, run_window
 from memfit.job import Job
 from memfit.torch_compat import current_dispatch_mode
+from memfit.torch_compat.attributes import local_tensor
 from memfit.train.recovery.exactly_once import ExactlyOnce, TornStepError
 from memfit.train.recovery.recovery import Recovery
 from memfit.train.recovery.step_attributes import StepAttributes, state_values
@@ -59,13 +63,29 @@ def gradients(step):
     return [torch.randn(p.shape, generator=generator) for p in parameters()]
 
 
-def stepped(make, steps, once=None, fail_at=0, fail_in=0, failing=FailsAt):
-    """(parameters and state after the steps, whether it failed)."""
-    learned = parameters()
+def as_it_is(tensor):
+    return tensor
+
+
+def of_one_storage(step):
+    """The same gradients, as FSDP2 leaves those of a unit."""
+    made = gradients(step)
+    parts = torch.cat([gradient.flatten() for gradient in made]).split([gradient.numel() for gradient in made])
+    return [part.view_as(gradient) for part, gradient in zip(parts, made, strict=True)]
+
+
+def stepped(make, steps, once=None, fail_at=0, fail_in=0, failing=FailsAt, part=as_it_is, given=gradients):
+    """(parameters and state after the steps, whether it failed).
+
+    Args:
+        part: what a tensor is made to, such as a DTensor.
+        given: gradients of a step.
+    """
+    learned = [nn.Parameter(part(parameter.detach())) for parameter in parameters()]
     optimizer, failed = make(learned), False
     for step in range(steps):
-        for parameter, gradient in zip(learned, gradients(step), strict=True):
-            parameter.grad = gradient.clone()
+        for parameter, gradient in zip(learned, given(step), strict=True):
+            parameter.grad = part(gradient)
         if step == fail_in and fail_at:
             with failing(fail_at) as mode:
                 once(optimizer.step, optimizer)
@@ -75,12 +95,22 @@ def stepped(make, steps, once=None, fail_at=0, fail_in=0, failing=FailsAt):
         else:
             optimizer.step()
     state = [t for p in learned for t in optimizer.state[p].values() if isinstance(t, torch.Tensor)]
-    return [p.detach() for p in learned] + state, failed
+    return [local_tensor(t).detach() for t in learned + state], failed
 
 
 def as_plain(kind):
     options = {"momentum": 0.9, "weight_decay": 0.1} if kind is torch.optim.SGD else {"weight_decay": 0.1}
     return lambda learned: kind(learned, lr=0.1, **({} if kind is torch.optim.Rprop else options))
+
+
+class Scaling(torch.optim.SGD):
+    """Writes to the gradients."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(0.5)
+        return super().step(closure)
 
 
 CASES = {kind.__name__: as_plain(kind) for kind in sorted(PER_PARAMETER, key=lambda kind: kind.__name__)} | {
@@ -94,6 +124,7 @@ CASES = {kind.__name__: as_plain(kind) for kind in sorted(PER_PARAMETER, key=lam
         [{"params": learned[:1], "lr": 0.3}, {"params": learned[1:]}], lr=0.1, fused=True
     ),
     "past the counter": lambda learned: Past(learned, lr=0.1),
+    "scaled gradients": lambda learned: Scaling(learned, lr=0.1, momentum=0.9),
     "hooked": lambda learned: hooked(torch.optim.AdamW(learned, lr=0.1)),
 }
 
@@ -114,12 +145,16 @@ def hooked(optimizer):
     ids=["first step", "later step, every write counted", "later step"],
 )
 def test_a_failure_at_every_operator_of_a_step(make, fail_in, failing):
-    wanted, _ = stepped(make, 3)
+    applied_once_or_given_up(make, fail_in, failing)
+
+
+def applied_once_or_given_up(make, fail_in, failing, part=as_it_is, given=gradients):
+    wanted, _ = stepped(make, 3, part=part)
     undisturbed, given_up, at = 0, 0, 0
     while True:
         at += 1
         try:
-            answer, failed = stepped(make, 3, ExactlyOnce(lambda error: None), at, fail_in, failing)
+            answer, failed = stepped(make, 3, ExactlyOnce(lambda error: None), at, fail_in, failing, part, given)
         except TornStepError:
             given_up += 1
             continue
@@ -131,6 +166,40 @@ def test_a_failure_at_every_operator_of_a_step(make, fail_in, failing):
     assert undisturbed >= 1
     if make not in READ_BEFORE_WRITE:
         assert given_up == 0
+
+
+@pytest.fixture
+def as_part():
+    """Makes a tensor this rank's part of a DTensor, on the one rank of a group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
+    yield lambda tensor: distribute_tensor(tensor, mesh, [Shard(0)])
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["AdamW", "AdamW foreach", "Adam fused", "SGD foreach", "hooked", "past the counter"])
+@pytest.mark.parametrize("fail_in", [0, 1], ids=["first step", "later step"])
+def test_a_step_of_parts_that_fails_at_any_operator_is_applied_once(name, fail_in, as_part):
+    applied_once_or_given_up(CASES[name], fail_in, FailsAt, as_part)
+
+
+@pytest.mark.parametrize("failing", [FailsAt, FunctionFailsAt])
+def test_a_step_whose_gradients_lie_in_one_storage_is_applied_once(failing):
+    applied_once_or_given_up(CASES["AdamW"], 1, failing, given=of_one_storage)
+
+
+def test_a_step_that_writes_to_gradients_of_one_storage_is_given_up_once_it_has():
+    with pytest.raises(TornStepError):
+        stepped(
+            CASES["scaled gradients"],
+            2,
+            ExactlyOnce(lambda error: None),
+            5,
+            1,
+            FunctionFailsAt,
+            as_it_is,
+            of_one_storage,
+        )
 
 
 @pytest.mark.parametrize("make", [CASES["AdamW"], CASES["AdamW foreach"], CASES["SGD foreach"]])

@@ -10,8 +10,9 @@ Three cases:
 - A step that is given up (``TornStepError``) must not be saved: the run goes on from its last checkpoint.
 
 Fused steps leave the version counter as it is; a dispatch mode notes those that are done. Where a first step shows that
-the counter misses other writes too (through ``.data``, or of operators on lists in older versions of torch), a dispatch
-mode counts every write from the start, which takes as long as the step. Not seen: writes outside of torch's operators.
+the counter misses other writes too (through ``.data``, or of operators on lists in older versions of torch), and for
+DTensors, a dispatch mode counts every write from the start, which takes as long as the step. Not seen: writes outside
+of torch's operators.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from memfit.apply.state_streaming import alone, streams
 from memfit.errors import describe
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import TorchDispatchMode, current_dispatch_mode
-from memfit.torch_compat.attributes import schema_of, storage_id_of, version_of
+from memfit.torch_compat.attributes import local_tensor, schema_of, storage_id_of, version_of
 from memfit.train.launch.memory_limit import is_memory_failure
 from memfit.train.recovery.step_attributes import StepAttributes, state_values
 
@@ -66,8 +67,9 @@ class ExactlyOnce:
         else:
             attributes = StepAttributes(optimizer, values)
             written = _with_others(written, attributes)
-            # averages are written through ``.data`` as often as not, which the counter does not see
-            unseen = id(optimizer) in self._unseen or bool(attributes.further)
+            # averages are written through ``.data`` as often as not, which the counter does not see, nor does it see
+            # operators on lists of DTensors
+            unseen = id(optimizer) in self._unseen or bool(attributes.further) or any(map(_is_part, written))
             counted = unseen or current_dispatch_mode() is not None
             fused = not counted and _is_fused(optimizer)
             self._written_once(act, written, attributes, counted=counted, fused=fused)
@@ -165,11 +167,12 @@ class ExactlyOnce:
         if failure is None:
             return
         done = counter.done if counter else _writes_since(written, versions, record)
-        alike = len(done) == len(written) and all(type(tensor) in (Tensor, nn.Parameter) for tensor in written)
-        if any(done.values()) and not alike:
+        if any(done.values()) and not all(type(local_tensor(tensor)) in (Tensor, nn.Parameter) for tensor in written):
             raise TornStepError(failure)
+        times = Counter(map(_key, written))
+        shared = [key for key, count in times.items() if count > 1]  # as gradients of one unit of FSDP2
         for _ in range(ATTEMPTS):
-            if attributes is not None and not attributes.put_back():
+            if any(done[key] for key in shared) or (attributes is not None and not attributes.put_back()):
                 raise TornStepError(failure)
             with _WithoutTheDone(done):
                 failure = self._failure_of(act)
@@ -288,12 +291,19 @@ def _split_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _key(tensor: Tensor) -> int:
-    return storage_id_of(tensor)
+    return storage_id_of(local_tensor(tensor))
+
+
+def _is_part(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor."""
+    return local_tensor(tensor) is not tensor
 
 
 def _writes_since(tensors: Sequence[Tensor], versions: Sequence[int], record: _FusedWrites | None) -> dict[int, int]:
-    """How often each tensor was written to after it had this version."""
-    done = {_key(tensor): version_of(tensor) - before for tensor, before in zip(tensors, versions, strict=True)}
+    """How often the storage of each tensor was written to after it had this version."""
+    done: dict[int, int] = {}
+    for tensor, before in zip(tensors, versions, strict=True):
+        done[_key(tensor)] = max(version_of(tensor) - before, done.get(_key(tensor), 0))
     for key, count in (record.counts() if record else {}).items():
         if key in done:
             done[key] += count
