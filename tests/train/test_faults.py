@@ -14,6 +14,7 @@ from memfit.apply.train_state import build
 from memfit.engine.single import Single
 from memfit.errors import Exit
 from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.recovery.exactly_once import TornStepError
 from memfit.train.recovery.recovery import Recovery, SampleTooLargeError
 from memfit.train.recovery.reduced_limits import StartAgainError
 from testing.faulty_jobs import ASKED, JOBS, Noisy, Plain, Spoiled, run, run_out_of_memory, same
@@ -226,6 +227,18 @@ def test_ranks_that_wait_for_each_other_start_again_where_units_cannot_be_counte
     with pytest.raises(StartAgainError, match="out of memory in fetch") as raised:
         counted_on_ranks(3, syncs_in_backward=True)
     assert raised.value.limits.most == 4
+
+
+@pytest.mark.parametrize(("world", "raised"), [(1, TornStepError), (2, StartAgainError)])
+def test_ranks_start_again_where_a_step_cannot_be_finished(world, raised):
+    train_state = build(Counted(), "cpu", Single(world=world))
+    recovery = Recovery(train_state, remake=lambda ids: None, cost=len, largest=8)
+    optimizer = train_state.optimizers["sgd"]
+    for parameter in train_state.nets["net"].parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with pytest.raises(raised, match="allocate") as given:
+        recovery.guard.once(run_out_of_memory, optimizer)
+    assert world == 1 or given.value.limits.most == 4
 
 
 def test_a_sample_whose_batch_never_fits_is_named_or_left_out(tmp_path):

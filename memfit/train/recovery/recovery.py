@@ -235,9 +235,21 @@ class Recovery:
     def _stepped_once(
         self, act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor] = ()
     ) -> None:
-        """A step, which a scaler leaves out where the gradients overflowed."""
-        if optimizer is None or not overflowed(self._state, optimizer):
+        """A step, which a scaler leaves out where the gradients overflowed.
+
+        Raises:
+            TornStepError: memory ran out, and what is left of the step cannot be done alone.
+            StartAgainError: the same, on one of several ranks.
+        """
+        if optimizer is not None and overflowed(self._state, optimizer):
+            return
+        try:
             self._apply_once(act, optimizer, further)
+        except TornStepError as error:
+            if self._state.engine.world == 1:
+                raise
+            said = f"an optimizer step was cut short by memory ({error})"
+            raise StartAgainError(said, ReducedLimits(most=self.sizes.halved())) from error
 
     def _stepped_together(
         self, act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor] = ()
