@@ -8,6 +8,8 @@ installed torch. Out: names; InputError where the version is too old, or lacks o
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,6 +56,7 @@ try:
     DispatchKeySet: Any = c_bindings.DispatchKeySet
     ExcludeDispatchKeys: Any = c_bindings._ExcludeDispatchKeyGuard
     """For autocast kernels that are written in Python."""
+    _below_autograd: Any = c_bindings._AutoDispatchBelowAutograd
     has_kernel: Any = c_bindings._dispatch_has_kernel_for_dispatch_key
     has_computed_kernel: Any = c_bindings._dispatch_has_computed_kernel_for_dispatch_key
     """Whether an operator has a kernel for a dispatch key: of its own, or any."""
@@ -66,11 +69,24 @@ try:
         """Whether a tensor's elements lie side by side, in any order of its dimensions."""
         return bool(_is_dense(tensor))
 
+    _VIEWS: Any = DispatchKeySet(DispatchKey.ADInplaceOrView)
+
     _NAMES = ("is_non_overlapping_and_dense_or_false", "is_non_overlapping_and_dense")
     """Of one function: from torch 2.11 on, and before."""
     _is_dense: Any = getattr(prims, next((name for name in _NAMES if hasattr(prims, name)), _NAMES[0]))
 except (ImportError, AttributeError) as error:
     raise lacks(error) from error
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Context of an operator's call in inference mode that is dispatched as outside of it.
+
+    A dispatch mode is reached below autograd; leaving inference mode alone enters autograd once more, which then makes
+    a view of a view that is one already, and fails.
+    """
+    with torch.inference_mode(False), torch.no_grad(), _below_autograd(), ExcludeDispatchKeys(_VIEWS):
+        yield
 
 
 def default_device_context() -> Any:
@@ -117,6 +133,7 @@ __all__ = [
     "is_dense",
     "is_traceable_wrapper_subclass",
     "is_traceable_wrapper_subclass_type",
+    "outside_inference_mode",
     "scoped_library",
     "sequence_number",
     "storage_use_count",

@@ -27,6 +27,7 @@ from memfit.torch_compat import (
     TorchDispatchMode,
     current_autograd_node,
     is_traceable_wrapper_subclass_type,
+    outside_inference_mode,
 )
 from memfit.trace import collectives, constant_values, cpu_rules, operator_scratch
 from memfit.trace.autograd_formulas import note_zeros, writes_into_zeros
@@ -175,7 +176,7 @@ class Tracer(EventRecord, TorchDispatchMode):
             func = kind.in_place
             kind = operator(func)
         if inference and func.is_view and not args[0].is_inference():
-            with torch.inference_mode(False):  # a view of an ordinary tensor is ordinary
+            with outside_inference_mode():  # a view of an ordinary tensor is ordinary
                 return self._dispatched(func, types, args, kwargs)
         if func is _ITEM and (number := constant_values.known_item(args[0])) is not None:
             return number

@@ -31,6 +31,7 @@ from memfit.torch_compat import (
     FakeTensorMode,
     OpOverload,
     has_kernel,
+    outside_inference_mode,
     tree_map,
     warn_on_data_pointer,
 )
@@ -182,7 +183,7 @@ class VirtualMode(FakeTensorMode):
         if any(map(is_subclass_of_tensor, types)) and torch.Tag.inplace_view not in func.tags:
             return self._without_subclasses(func, types, args, kwargs)
         if torch.is_inference_mode_enabled() and _views_ordinary_tensor(func, args):
-            with torch.inference_mode(False), torch.no_grad():
+            with outside_inference_mode():
                 return self.__torch_dispatch__(func, types, args, kwargs)
         if asks_data(func):
             with self:
