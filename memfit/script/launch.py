@@ -24,6 +24,8 @@ library's; the option for it, ``-P``, is new in Python 3.11."""
 DEFAULT_CARD = "a100-80gb"
 """The card whose kernels a trace uses if the command names none."""
 _HOST_SHARE = 0.8
+_LEAST_SECONDS = 30.0
+"""The least time for a second trace."""
 _GRACE_SECONDS = 120.0
 """Time after the limit to compute the answer."""
 
@@ -40,7 +42,8 @@ def trace_with_need(request: TraceRequest) -> ScriptOutcome:
 
 
 def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> ScriptOutcome:
-    """Traces a script in a process of its own.
+    """Traces a script in a process of its own. If it fails after a pass that does not train was cut short, traces it
+    again without: the script may have missed what it collects there.
 
     Args:
         output: where the script's output goes; None: standard error.
@@ -48,6 +51,16 @@ def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> Scr
     Raises:
         InputError: this machine offers no sandbox, or the traced process was killed.
     """
+    outcome = _trace_once(request, output)
+    failed = outcome.error is not None and not outcome.error.out_of_memory
+    if not (failed and outcome.passes_cut and request.batches is None):
+        return outcome
+    rest = max(request.limit_seconds - outcome.seconds, _LEAST_SECONDS)
+    whole = _trace_once(replace(request, whole_passes=True, limit_seconds=rest), output)
+    return whole if whole.windows >= outcome.windows and (whole.windows or whole.error) else outcome
+
+
+def _trace_once(request: TraceRequest, output: IO[str] | None) -> ScriptOutcome:
     with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answered:
         asked.write(request_to_json(request).encode())
         asked.flush()

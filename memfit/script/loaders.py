@@ -7,12 +7,13 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import wraps
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from memfit.device.virtual.patching import replaced
 from memfit.script.source_lines import own_frames
@@ -32,16 +33,32 @@ _IN_PROCESS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShortPasses:
+    """How passes over loaders are cut short.
+
+    Attributes:
+        most: batches of a pass.
+        whole: whether a pass that does not train goes on to its end.
+        backwards: returns the number of backwards so far.
+        on_cut: called where a pass that does not train is cut short.
+    """
+
+    most: int
+    watch: StepWatch
+    backwards: Callable[[], int]
+    whole: bool = False
+    on_cut: Callable[[], None] = lambda: None
+
+
 class ShortIterator:
     """The first batches of a pass. A training pass goes on until its windows were seen."""
 
-    def __init__(
-        self, iterator: Any, most: int, watch: StepWatch, backwards: Callable[[], int], worker: WorkerInfo | None
-    ) -> None:
-        self._iterator, self._most, self._watch, self._backwards = iterator, most, watch, backwards
-        self._worker = worker
+    def __init__(self, iterator: Any, passes: ShortPasses, worker: WorkerInfo | None) -> None:
+        self._iterator, self._passes, self._worker = iterator, passes, worker
+        self._most, self._watch, self._backwards = passes.most, passes.watch, passes.backwards
         self._served = 0
-        self._windows, self._started = watch.windows, backwards()
+        self._windows, self._started = self._watch.windows, self._backwards()
 
     def __iter__(self) -> ShortIterator:
         return self
@@ -49,7 +66,11 @@ class ShortIterator:
     def __next__(self) -> Any:
         trains = self._backwards() > self._started
         enough = not trains or self._watch.windows - self._windows >= LEAST_WINDOWS or self._watch.windows > 4
-        if self._served >= self._most and enough and not self._goes_on():
+        is_cut = self._served >= self._most and enough and not self._goes_on()
+        if is_cut and trains:
+            self._end(trains)
+        if is_cut and not self._passes.whole:
+            self._passes.on_cut()
             self._end(trains)
         try:
             with as_worker(self._worker):
@@ -98,15 +119,11 @@ def _asked_by_lightning() -> bool:
 
 
 @contextmanager
-def short_loaders(most: int, watch: StepWatch, backwards: Callable[[], int]) -> Iterator[None]:
-    """Context in which a pass over a DataLoader has ``most`` batches, and ``len`` says so to all but Lightning.
-
-    Args:
-        backwards: returns the number of backwards so far.
-    """
+def short_loaders(passes: ShortPasses) -> Iterator[None]:
+    """Context in which passes over DataLoaders are cut short, and ``len`` says so to all but Lightning."""
     with ExitStack() as stack:
         for owner in _loader_classes():
-            stack.enter_context(replaced(owner, **_shortened(owner, most, watch, backwards)))
+            stack.enter_context(replaced(owner, **_shortened(owner, passes)))
         yield
 
 
@@ -115,7 +132,7 @@ def _loader_classes() -> list[type]:
     return [DataLoader]
 
 
-def _shortened(owner: Any, most: int, watch: StepWatch, backwards: Callable[[], int]) -> dict[str, Any]:
+def _shortened(owner: Any, passes: ShortPasses) -> dict[str, Any]:
     initialize, iterate, length = owner.__init__, owner.__iter__, owner.__len__
     names = [name for name in inspect.signature(initialize).parameters if name != "self"]
 
@@ -126,7 +143,7 @@ def _shortened(owner: Any, most: int, watch: StepWatch, backwards: Callable[[], 
         self.__dict__["_memfit_worker"] = (given.get("num_workers", 0), given.get("worker_init_fn"))
 
     def short(self: Any) -> ShortIterator:
-        watch.loaders += 1
+        passes.watch.loaders += 1
         workers, prepare = self.__dict__.get("_memfit_worker", (0, None))
         worker = None
         if workers:
@@ -135,9 +152,10 @@ def _shortened(owner: Any, most: int, watch: StepWatch, backwards: Callable[[], 
             if workers and prepare is not None:
                 prepare(0)
             iterator = iterate(self)
-        return ShortIterator(iterator, most, watch, backwards, worker)
+        return ShortIterator(iterator, passes, worker)
 
     def short_length(self: Any) -> int:
-        return int(length(self)) if _asked_by_lightning() else min(most, length(self))
+        is_whole = passes.whole and not isinstance(self.sampler, RandomSampler)
+        return int(length(self)) if is_whole or _asked_by_lightning() else min(passes.most, length(self))
 
     return {"__init__": in_process, "__iter__": short, "__len__": short_length}

@@ -79,6 +79,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         assumed=_assumed(running),
         not_seen=_not_seen(running, error),
         failed_attempts=len(watch.failures),
+        passes_cut=watch.passes_cut,
         error=error,
         sandboxed=not running.request.unsafe_writes,
         seconds=time.perf_counter() - running.begin,

@@ -46,6 +46,7 @@ class TraceRequest:
         enforced: whether it does; else the script runs as on a card without a limit.
         steps: complete windows to see; None: as many as show every phase.
         batches: batches of each pass over a loader.
+        whole_passes: passes that do not train go on to their end, and loops without gradients too.
         limit_seconds: of the script.
         stubs: packages that stand-ins are imported for.
         assumed: ``file:line`` to the value that is answered there.
@@ -60,6 +61,7 @@ class TraceRequest:
     enforced: bool = False
     steps: int | None = None
     batches: int | None = None
+    whole_passes: bool = False
     limit_seconds: float = 600.0
     rank: int = 0
     stubs: tuple[str, ...] = ()
@@ -187,6 +189,8 @@ class ScriptOutcome:
     not_seen: tuple[str, ...] = ()
     files: tuple[FileChange, ...] = ()
     failed_attempts: int = 0
+    passes_cut: bool = False
+    """Whether a pass or a loop that does not train was left early: what the script collects there is not complete."""
     error: ScriptError | None = None
     sandboxed: bool = True
     seconds: float = 0.0

@@ -46,6 +46,7 @@ class RepeatedTurns:
             repeats = watch.calls > calls and len(watch.steps) == steps and turn == before and _is_balanced(turn)
             equal = equal + 1 if repeats else 1
             if equal == EQUAL:
+                watch.pass_cut()
                 self.note(f"the rest of the loop at {where}, whose turns repeat")
                 return
             before = turn

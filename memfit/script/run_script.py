@@ -38,7 +38,7 @@ from memfit.script.launchers import resolved
 from memfit.script.lazy_parameters import lazy_parameters
 from memfit.script.lbfgs_history import full_histories
 from memfit.script.live_allocator import LiveAllocator
-from memfit.script.loaders import short_loaders
+from memfit.script.loaders import ShortPasses, short_loaders
 from memfit.script.loop_ends import LoopEnds
 from memfit.script.measure import outcome_of
 from memfit.script.observations import Observations, observed
@@ -173,7 +173,11 @@ def _enter(stack: ExitStack, running: Running) -> None:
         return run_backward(*args, **kwargs)
 
     stack.enter_context(engine_replaced(watch.backward(counted)))
-    stack.enter_context(short_loaders(request.batches or BATCHES, watch, lambda: backwards[0]))
+    passes = ShortPasses(
+        most=request.batches or BATCHES, watch=watch, backwards=lambda: backwards[0],
+        whole=request.whole_passes, on_cut=watch.pass_cut,
+    )  # fmt: skip
+    stack.enter_context(short_loaders(passes))
     stack.enter_context(
         checkpoints(watch, SavedFiles(tracer.mode, tracer.made_on_cpu, may_write=not request.unsafe_writes))
     )
@@ -196,7 +200,7 @@ def _loops_followed(running: Running) -> Any:
     repeated = RepeatedTurns(watch=watch, note=running.observations.note)
 
     def turns(iterable: Any, where: str, yields: bool) -> Any:
-        iterable = repeated.turns(iterable, where)
+        iterable = iterable if running.request.whole_passes else repeated.turns(iterable, where)
         return iterable if yields else loops.turns(iterable, where)
 
     return code_rewritten(is_own, running.intervals.remainder, turns, loops.goes_on)

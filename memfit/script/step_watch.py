@@ -66,6 +66,8 @@ class StepWatch:
     """Passes over a loader that trained, and came to their end."""
     loaders: int = 0
     """Passes over loaders that began."""
+    passes_cut: bool = False
+    """Whether a pass over a loader, or a loop, that does not train was left early."""
     kept: tuple[KeptVariable, ...] = ()
     held: list[HeldVariable] = field(default_factory=list)
     """Variables that keep what a backward does not need."""
@@ -167,6 +169,10 @@ class StepWatch:
         """Notes the end of a training pass over a loader."""
         self._epoch_ended = True
         self.epochs += 1
+
+    def pass_cut(self) -> None:
+        """Notes that a pass over a loader, or a loop, that does not train is left early."""
+        self.passes_cut = True
 
     # ---- modules
 
