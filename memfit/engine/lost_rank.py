@@ -12,10 +12,11 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from memfit.errors import chain_of, message_of
+from memfit.errors import chain_of, describe, message_of
 
 _OF_GLOO = re.compile(r"\[\S*gloo/\S+\.(cc|h):\d+\] ")
 """``[.../gloo/transport/tcp/pair.cc:553] Connection closed by peer``"""
+_ADVICE = re.compile(r"[.,]? This is typically .*")
 _RAISES = ("RAISE_VARARGS", "RERAISE")
 _RAISE_THEMSELVES = ("torch.distributed.", "memfit.engine.")
 """Modules whose Python code raises a lost rank; the others pass on what C raises."""
@@ -25,6 +26,11 @@ _CALL_COLLECTIVES = ("torch.", "memfit.")
 def is_lost_rank(error: BaseException) -> bool:
     """Whether a collective failed because another rank is gone or waits elsewhere: this error, or what it came of."""
     return any(_is_of_collective(each) for each in chain_of(error))
+
+
+def describe_loss(error: BaseException) -> str:
+    """What a lost connection says, without gloo's source file and its general advice."""
+    return _ADVICE.sub("", _OF_GLOO.sub("", describe(error)))
 
 
 def _is_of_collective(error: BaseException) -> bool:

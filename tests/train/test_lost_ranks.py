@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from memfit.engine.lost_rank import is_lost_rank
+from memfit.engine.lost_rank import describe_loss, is_lost_rank
 from memfit.plan import read_plan, write_plan
 from testing.attacker import JOBS, make_plan, run_plan
 
@@ -37,6 +37,11 @@ def say_in_backward(text):
     tensor = torch.ones(1, requires_grad=True)
     tensor.register_hook(lambda gradient: say(RuntimeError, text))
     tensor.sum().backward()
+
+
+def test_a_lost_rank_is_described_without_sources_and_advice_of_gloo():
+    advice = ". This is typically caused by a remote worker crashing. Check the logs of the remote worker."
+    assert describe_loss(RuntimeError(WORDS + advice)) == "RuntimeError: Connection reset by peer"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ python -m pytest tests/train/test_story.py [-m slow]
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -92,8 +93,7 @@ def test_a_validation_that_dies_as_the_job_has_it_passes_under_a_plan_at_every_i
     write_plan(plan, tmp_path / "plan.toml")
     write_plan(replace(plan, validation=PhasePolicy(gradients="keep")), tmp_path / "own.toml")
     said = memfit("run", tmp_path / "own.toml", "--out", tmp_path / "own", "--windows", 2)
-    assert "window 0: validation did not fit" in said
-    assert "can't allocate memory" in said
+    assert re.search(r"window 0: validation did not fit \(out of memory: .* asked for\)", said), said
 
     said = memfit("run", tmp_path / "plan.toml", "--out", tmp_path / "run")
     assert "did not fit" not in said

@@ -29,7 +29,7 @@ from memfit.train.checkpoint.state import state_of
 from memfit.train.checkpoint.state_codec import encode, is_dense
 from memfit.train.checkpoint.tensor_file import in_file_order
 from memfit.train.launch import memory_limit
-from memfit.train.recovery.failure import clear_frames, give_back
+from memfit.train.recovery.failure import clear_frames, describe_memory_failure, give_back
 
 
 @dataclass(kw_only=True)
@@ -167,7 +167,9 @@ class Saver:
     def _memory_failed(self, next_window: int, error: Exception) -> None:
         if not memory_limit.is_memory_failure(error):
             raise error
-        self._failed(next_window, f"no memory for it: {describe(error)}", "plan again with a larger --memory")
+        self._failed(
+            next_window, f"no memory for it: {describe_memory_failure(error)}", "plan again with a larger --memory"
+        )
 
     def _what_to_do(self, nbytes: int) -> str:
         try:

@@ -20,7 +20,7 @@ from memfit.apply.train_state import TrainState, build
 from memfit.device.virtual import backend
 from memfit.engine.collectives import gather
 from memfit.engine.factory import make_engine
-from memfit.engine.lost_rank import is_lost_rank
+from memfit.engine.lost_rank import describe_loss, is_lost_rank
 from memfit.engine.process_group import join, join_alone
 from memfit.engine.protocol import Engine
 from memfit.engine.torchrun_env import is_restart, torchrun_env
@@ -106,7 +106,7 @@ def main(options: RunOptions) -> int:
         closed = closed_descriptor(error)
         if closed is None and place is not None and is_lost_rank(error):
             if read_outcome(folder.path) is None:  # else that rank has said why it ended
-                say(f"rank {place.rank} ends: another rank is gone: {describe(error)}")
+                say(f"rank {place.rank} ends: another rank is gone: {describe_loss(error)}")
             return Exit.FAULT
         mistake = mistake_in_job(error) or closed
         if mistake is None:

@@ -28,7 +28,7 @@ from memfit.train.launch.forked_copy import ForkedCopyGuard
 from memfit.train.launch.stop_signals import AbandonedError
 from memfit.train.loop.rng import seed_stream
 from memfit.train.loop.validation_data import ValidationData, mean_of, metrics_of
-from memfit.train.recovery.failure import clear_frames, give_back
+from memfit.train.recovery.failure import clear_frames, describe_memory_failure, give_back
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
 
 VALIDATION = 2
@@ -178,7 +178,8 @@ class Phases:
             memory = memory_limit.is_memory_failure(error)
             if (together and is_lost_rank(error)) or (strict and not memory):
                 raise
-            reason = str(error) if isinstance(error, InputError) else describe(error)
+            described = f"out of memory: {describe_memory_failure(error)}" if memory else describe(error)
+            reason = str(error) if isinstance(error, InputError) else described
             failed = _Tried(reason=reason, memory=memory)
             clear_frames(error)
             if together:

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from memfit.apply.state_streaming import alone, streams
-from memfit.errors import describe
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import TorchDispatchMode, current_dispatch_mode
 from memfit.torch_compat.attributes import local_tensor, schema_of, storage_id_of, version_of
 from memfit.train.launch.memory_limit import is_memory_failure
+from memfit.train.recovery.failure import describe_memory_failure
 from memfit.train.recovery.step_attributes import StepAttributes, state_values
 
 ATTEMPTS = 3
@@ -130,7 +130,7 @@ class ExactlyOnce:
             if not is_memory_failure(error):
                 raise
             self._relieve(error)
-            return describe(error)
+            return describe_memory_failure(error)
         return None
 
     def _copies(self, parameters: Iterable[Tensor]) -> list[Tensor] | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from memfit.errors import describe, message_of
 from memfit.sizes import format_size
 from memfit.train.launch import memory_limit
 
@@ -66,6 +67,12 @@ def requested_bytes(message: str) -> int | None:
     """How many bytes a failing allocator was asked for, by its own words; None where it does not say."""
     match = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
     return int(float(match[1].rstrip(".")) * _UNITS[match[2]]) if match else None
+
+
+def describe_memory_failure(error: BaseException) -> str:
+    """How much a failing allocator was asked for, in words; what the error says where that is not known."""
+    asked = requested_bytes(message_of(error))
+    return describe(error) if asked is None else f"{format_size(asked)} asked for"
 
 
 def describe_request(failure: Failure, held_before: int = 0) -> str:
