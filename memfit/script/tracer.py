@@ -13,6 +13,7 @@ from torch import Tensor
 from memfit.device.virtual.assumptions import HOLDS_IF_FINITE
 from memfit.device.virtual.data_dependent import PUTS, asks_data, fills_by_mask
 from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
+from memfit.device.virtual.packed_sequences import packed
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.script.random_draws import RandomDraws
 from memfit.script.source_lines import NOWHERE, Line, SourceLines
@@ -180,10 +181,8 @@ class ScriptTracer(Tracer):
         with DisableTorchDispatch():
             longest = int(known[0])
             sizes = torch.tensor([int((known > step).sum()) for step in range(longest)])
-        steps = padded.transpose(0, 1) if batch_first else padded
         with self:
-            parts = [steps[step, :size] for step, size in enumerate(sizes.tolist())]
-            return torch.cat(parts), sizes
+            return packed(padded, sizes.tolist(), batch_first), sizes
 
     def _selected(self, index: Any) -> list[Tensor] | None:
         """The positions that a mask of known content selects, which a real run computes first."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from memfit.device.virtual.data_dependent import NOT_HANDLED
+from memfit.device.virtual.packed_sequences import unpacked_in_a_trace
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, ON_HOST, OVER, TO_DEVICE, TO_HOST
@@ -117,6 +118,7 @@ class Tracer(EventRecord, TorchDispatchMode):
             with (
                 collected_before(),
                 room_for_deep_graphs(),
+                unpacked_in_a_trace(),
                 replaced(torch, get_rng_state=self._random_state(torch.get_rng_state)),
                 replaced(torch.random, get_rng_state=self._random_state(torch.random.get_rng_state)),
                 self,

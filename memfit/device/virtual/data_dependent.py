@@ -22,6 +22,7 @@ from memfit.device.virtual.assumptions import (
     assumed_integer,
     source_line,
 )
+from memfit.device.virtual.packed_sequences import packed
 from memfit.errors import InputError
 from memfit.torch_compat import FakeTensor, disable_current_modes
 
@@ -246,6 +247,15 @@ def _split(assumptions: Assumptions, tensor: Tensor, sizes: Any, dim: int = 0) -
     return _aten.split_with_sizes.default(tensor, [each + (i < more) for i in range(len(sizes))], dim)
 
 
+def _packed(assumptions: Assumptions, padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """(the rows of each step, concatenated; how many they are): every sequence is as long as the padded batch."""
+    rows, steps = padded.shape[:2] if batch_first else padded.shape[1::-1]
+    assumptions.note("pack_padded_sequence", f"all {rows * steps}", most=rows * steps)
+    with disable_current_modes():
+        sizes = torch.full((steps,), rows)
+    return packed(padded, [rows] * steps, batch_first), sizes
+
+
 def _refused(name: str) -> Callable[..., Any]:
     def refuse(assumptions: Assumptions, *args: Any, **kwargs: Any) -> Any:
         raise InputError(
@@ -279,7 +289,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten._ctc_loss.default: _ctc_loss,
     _aten._ctc_loss_backward.default: _ctc_loss_backward,
     _aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
-    _aten._pack_padded_sequence.default: _refused("pack_padded_sequence"),
+    _aten._pack_padded_sequence.default: _packed,
 }
 
 
