@@ -177,15 +177,15 @@ class Tracer(EventRecord, TorchDispatchMode):
         if kind.in_place is not None and writes_into_zeros(node, args[0]):
             func = kind.in_place
             kind = operator(func)
-        if inference and func.is_view and not args[0].is_inference():
-            with outside_inference_mode():  # a view of an ordinary tensor is ordinary
-                return self._dispatched(func, types, args, kwargs)
         if func is _ITEM and (number := constant_values.known_item(args[0])) is not None:
             return number
         if inference or kind.is_intercepted:
             result = self.virtual.intercept(self, func, args, kwargs)
             if result is not NOT_HANDLED:
                 return result
+        if inference and func.is_view and not args[0].is_inference():
+            with outside_inference_mode():  # a view of an ordinary tensor is ordinary
+                return self._dispatched(func, types, args, kwargs)
         if kind.is_checked:
             check_operand_types(func, args)
         numbers = self._saved_numbers

@@ -31,3 +31,33 @@ def test_a_view_of_a_parameter_is_traced_where_no_such_view_was_made_before(tmp_
     outcome = trace_here(tmp_path, VIEWS, device=device)
     assert outcome.error is None, outcome.error.text
     assert outcome.windows == 3
+
+
+MOVES = """
+import torch
+from torch import nn
+
+net = nn.Linear(24, 24).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+host = torch.ones(5, 7, dtype=torch.int64)
+for _ in range(3):
+    net(torch.randn(2, 24).cuda()).sum().backward()
+    optimizer.step()
+    with torch.inference_mode():
+        card = host.to("cuda")
+        moved = [
+            host.to(device="cuda", dtype=torch.bool), card.to(device=card.device, dtype=torch.bool),
+            host.to(net.weight), card.to(net.weight), host.to(card.device, torch.float16, copy=True),
+            card.reshape(7, 5), card.t().flatten(),
+        ]
+        assert all(tensor.is_cuda for tensor in moved)
+        assert moved[0].dtype is torch.bool and moved[2].dtype is torch.float32
+        assert card.to(device="cuda", dtype=torch.int64) is card
+torch.save(net.state_dict(), "net.pt")
+"""
+
+
+def test_a_tensor_is_moved_to_a_device_and_a_type_at_once(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, MOVES)
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows == 3
