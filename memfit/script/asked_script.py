@@ -19,9 +19,9 @@ from memfit.planner.prediction import TracedQuestion, device_facts
 from memfit.script.batch_scan import PLACEHOLDER, at_size
 from memfit.script.command import parse_command
 from memfit.script.launch import free_host_bytes, trace_script
-from memfit.script.outcome import NO_SAVE, NO_VALIDATION, ScriptOutcome, TraceRequest
+from memfit.script.outcome import NO_LATER_SAVE, NO_SAVE, NO_VALIDATION, ScriptOutcome, TraceRequest
 
-_PHASES = (NO_VALIDATION, NO_SAVE)
+_PHASES = (NO_VALIDATION, NO_SAVE, NO_LATER_SAVE)
 AS_WRITTEN = "as written"
 """The only policy of a script: memfit does not edit it."""
 

@@ -16,6 +16,7 @@ from memfit.footprint import Footprint
 from memfit.planner.predict import footprint_on
 from memfit.script.options import script_options
 from memfit.script.outcome import (
+    NO_LATER_SAVE,
     NO_SAVE,
     NO_VALIDATION,
     AssumedAnswer,
@@ -206,7 +207,7 @@ def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:
     if "validate" not in names:
         lines.append(NO_VALIDATION)
     if "save" not in names:
-        lines.append(NO_SAVE)
+        lines.append(NO_LATER_SAVE if watch.saved_in_setup else NO_SAVE)
     for known in watch.current():
         if not known.steps and watch.windows:
             lines.append(f"the optimizer of {known.line.file}:{known.line.line} never stepped")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from memfit.events import Trace
 
 NO_VALIDATION, NO_SAVE = "no validation ran", "nothing was saved"
+NO_LATER_SAVE = "nothing was saved after training began"
 """Phases that a trace did not see, in ``ScriptOutcome.not_seen``."""
 
 

@@ -60,6 +60,8 @@ class StepWatch:
     """The event at which the last part of training, or of validation, ended."""
     saves: int = 0
     validations: int = 0
+    """After the first step alone: before it, an optimizer has no state."""
+    saved_in_setup: bool = False
     early_windows: set[int] = field(default_factory=set)
     """Numbers of windows before those in which a condition held early."""
     epochs: int = 0
@@ -206,7 +208,7 @@ class StepWatch:
         is_trained_itself = any(id(p) in self._trained for p in module.parameters())
         if not is_trained_itself and self._shapes_of(module) not in self._trained_shapes:
             return
-        self.validations += 1
+        self.validations += bool(self.steps)
         self.cut(
             "validate", self.last, in_evaluation=not module.training, within_window=self._in_window,
             after_epoch=self._epoch_ended, of_copy=not is_trained_itself, line=self.tracer.lines.here(),
@@ -347,11 +349,15 @@ class StepWatch:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Context in which tensors are written to a file."""
+        """Context in which tensors are written to a file. What is written before training belongs to the setup."""
+        if self.phase == "setup":
+            self.saved_in_setup = True
+            yield
+            return
         self.end_updates()
         self.cut("save", self.last)
         self.tracer.part = "save"
-        self.saves += 1
+        self.saves += bool(self.steps)
         try:
             yield
         finally:

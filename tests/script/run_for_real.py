@@ -93,6 +93,7 @@ class Phases(TorchDispatchMode):
     def around(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             nested = torch._C._current_autograd_node() is not None or is_compiled_now()
+            nested |= name == "save" and not self._phase  # what is saved before training belongs to the setup
             if not nested:
                 self.mark(_BEGIN + name)
             result = function(*args, **kwargs)

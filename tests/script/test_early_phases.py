@@ -1,0 +1,48 @@
+"""Saving and validation before the first step: they are not what a trace waits for."""
+
+from pathlib import Path
+
+from memfit.script.outcome import NO_LATER_SAVE
+from tests.script.script_trace import trace_here
+
+CACHED = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = torch.randn(512, 1000)
+torch.save(data, "cache.pt")
+net = nn.Linear(1000, 1000).cuda()
+torch.save(net.state_dict(), "initial.pt")
+optimizer = torch.optim.AdamW(net.parameters())
+
+def validate(net):
+    with torch.no_grad():
+        for x, in DataLoader(TensorDataset(data[:32]), batch_size=16):
+            net(x.cuda())
+
+validate(net)
+for step in range(100):
+    loss = net(data[step : step + 8].cuda()).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+validate(net)
+"""
+SAVES = 'torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")\n'
+STATE = 3 * 4 * 1_001_000
+"""Bytes of the parameters and of AdamW's two moments."""
+
+
+def test_what_is_saved_and_validated_at_the_end_is_waited_for(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, CACHED + SAVES)
+    assert outcome.error is None
+    assert outcome.peak_bytes["validate"] > STATE
+    assert outcome.peak_bytes["save"] >= STATE
+    assert not [line for line in outcome.not_seen if "saved" in line or "validation" in line]
+
+
+def test_what_is_saved_before_training_alone_is_no_saving(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, CACHED)
+    assert "save" not in outcome.peak_bytes
+    assert NO_LATER_SAVE in outcome.not_seen
