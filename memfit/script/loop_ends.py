@@ -84,9 +84,11 @@ class LoopEnds:
                 loop.turns += self._trains(loop)
             self.ended.append(where)
             if type(iterable) is range and length_hint(elements):
+                self.watch.in_last_turn = True
                 yield iterable[-1]
             self.watch.epoch_ended()
         finally:
+            self.watch.in_last_turn = False
             self._running.remove(loop)
 
     def _may_end(self, loop: _Loop) -> bool:

@@ -35,7 +35,8 @@ class Cut:
     window: int = 0
     """The number of windows before it."""
     after_early: bool = False
-    """Whether a condition held early in its window before it: the line may be what it led to."""
+    """Whether a condition held early in its window before it, or a loop that was cut short makes its last turn, and may
+    have led to the line."""
 
 
 @dataclass(kw_only=True)

@@ -64,6 +64,8 @@ class StepWatch:
     saved_in_setup: bool = False
     early_windows: set[int] = field(default_factory=set)
     """Numbers of windows before those in which a condition held early."""
+    in_last_turn: bool = False
+    """Whether a loop that was cut short makes its last turn, with which conditions hold that others do not meet."""
     epochs: int = 0
     """Passes over a loader that trained, and came to their end."""
     loaders: int = 0
@@ -115,7 +117,7 @@ class StepWatch:
         start, kinds = max(start, self.cuts[-1].start), self.tracer.kind
         while start < len(kinds) and kinds[start] == FREE:
             start += 1
-        after_early = self._ended in self.early_windows
+        after_early = self.in_last_turn or self._ended in self.early_windows
         self.cuts.append(Cut(phase=phase, start=start, window=self._ended, after_early=after_early, **how))
 
     @property

@@ -63,6 +63,18 @@ def test_the_last_turn_of_a_range_is_seen(tmp_path: Path) -> None:
     assert outcome.peak_bytes.keys() == {"train", "validate", "save"}
 
 
+def test_validation_every_few_steps_is_no_part_of_training_where_the_last_turn_leads_to_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_rule, "SHORT_TRACE", 0)
+    outcome = trace(
+        tmp_path,
+        "for number in range(1, 100):\n    step()\n    if number % 3 == 0:\n        validate()\nsave()\n",
+    )
+    assert outcome.peak_bytes.keys() == {"train", "validate", "save"}
+    assert NO_VALIDATION not in outcome.not_seen
+
+
 def test_what_an_outer_turn_does_before_its_first_step_is_seen_with_the_optimizers_state(tmp_path: Path) -> None:
     outcome = trace(
         tmp_path,
