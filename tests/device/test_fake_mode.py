@@ -15,13 +15,13 @@ class Net(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, 8, 3, padding=1)
         self.norm = nn.GroupNorm(2, 8)
-        self.batch_norm = nn.BatchNorm2d(8)
+        self.batch_norm = nn.BatchNorm2d(3)
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
         self.head = nn.Linear(8, 5)
 
     def forward(self, x):
-        h = nn.functional.silu(self.norm(self.conv(x)))
-        h = self.batch_norm(h).flatten(2).transpose(1, 2)
+        h = nn.functional.silu(self.norm(self.conv(self.batch_norm(x))))
+        h = h.flatten(2).transpose(1, 2)
         h = h + self.attention(h, h, h)[0]
         return self.head(h[:, ::2].chunk(2, 1)[0])
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual.backend import NAME
-from memfit.device.virtual.layout_copies import convolution_layout
+from memfit.device.virtual.layout_copies import convolution_layout, takes_cudnn_batch_norm
 from memfit.device.virtual.patching import replaced
-from memfit.torch_compat import FakeTensor, c_bindings, scoped_library
+from memfit.torch_compat import FakeTensor, c_bindings, scoped_library, suggest_memory_format
 from memfit.torch_compat.attributes import CONVOLUTION_LAYOUT
 from memfit.torch_compat.tracing import shape_functions
 
@@ -98,7 +98,22 @@ SYNC_BATCH_NORM = {
 }
 """Operators of nn.SyncBatchNorm, which only CUDA has."""
 
-COMPOSITES: dict[Any, Any] = {_aten.group_norm.default: _group_norm}
+
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, variance: Tensor | None,
+    training: bool, momentum: float, eps: float, cudnn_enabled: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:  # fmt: skip
+    """cuDNN reads dense tensors: others are copied, and the copy is kept for the backward (Normalization.cpp)."""
+    if takes_cudnn_batch_norm(x, weight):
+        x = x.contiguous(memory_format=suggest_memory_format(x))
+    out, means, deviations = _aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, eps)
+    return out, means, deviations, x.new_empty(0, dtype=torch.uint8), 0
+
+
+COMPOSITES: dict[Any, Any] = {
+    _aten.group_norm.default: _group_norm,
+    _aten._batch_norm_impl_index.default: _batch_norm,
+}
 """Operators whose steps on CUDA are not those on another backend, and their steps on CUDA."""
 
 

@@ -18,6 +18,7 @@ from memfit.device.virtual.assumptions import Assumptions
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.cuda_kernels import cuda_outputs
 from memfit.device.virtual.data_dependent import NOT_HANDLED, answer_operator, asks_data
+from memfit.device.virtual.output_layouts import laid_out, layout_of
 from memfit.device.virtual.redirect import SaysCuda, redirected
 from memfit.device.virtual.tensor_classes import FAKE_CLASSES, is_plain_class, is_subclass_of_tensor
 from memfit.errors import InputError
@@ -205,6 +206,9 @@ class VirtualMode(FakeTensorMode):
         if make is not None:
             return make(self, tensors)
         out = self._run(func, types, args, kwargs, tensors)
+        layout = layout_of(func, args, on_cpu=not self.on_gpu)
+        if layout is not None:
+            out = laid_out(out, layout, self.new)
         if self.on_gpu and any(tensor.fake_device.type == NAME for tensor in tensors):
             out = cuda_outputs(func, args, out)
         make = self._learn(func, tensors, out)

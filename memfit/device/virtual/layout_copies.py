@@ -1,7 +1,7 @@
 """Copies that a CUDA operator makes of inputs whose layout its kernel cannot read, and frees before it returns.
 
 From the host code of the operators (ATen/native/cuda/*.cu, ATen/native/Convolution.cpp, ATen/native/cuda/Blas.cpp).
-Elementwise operators, reductions, batch norm and the fused attention kernels read any layout.
+Elementwise operators, reductions, batch norm without cuDNN and the fused attention kernels read any layout.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _READ_CONTIGUOUS: dict[Any, tuple[int, ...]] = {
     _aten.native_group_norm_backward.default: (0, 1),
     _aten.embedding_dense_backward.default: (0,),
     _aten.nll_loss2d_forward.default: (0,),
+    _aten.roll.default: (0,),
 }
 """Operator -> positions of the tensors that it calls ``contiguous()`` on."""
 
@@ -40,7 +41,14 @@ _MATRICES: dict[Any, tuple[int, ...]] = {
 """Operator -> positions of the matrices that it hands to cuBLAS."""
 
 
-COPYING = frozenset({_aten.convolution.default, _aten.convolution_backward.default, *_READ_CONTIGUOUS, *_MATRICES})
+_BATCH_NORM_BACKWARD = _aten.native_batch_norm_backward.default
+
+COPYING = frozenset(
+    {
+        _aten.convolution.default, _aten.convolution_backward.default, _BATCH_NORM_BACKWARD, *_READ_CONTIGUOUS,
+        *_MATRICES,
+    }
+)  # fmt: skip
 """Every operator that may copy an input."""
 
 
@@ -82,10 +90,21 @@ def convolution_copies(func: Any, args: Any) -> int:
     return sum(_unless_contiguous(tensor, layout) for tensor in copied)
 
 
+def takes_cudnn_batch_norm(x: Tensor, weight: Tensor | None) -> bool:
+    """Whether cuDNN normalises a batch (_select_batch_norm_backend, Normalization.cpp); its sizes are not looked at."""
+    types = (x.dtype, None if weight is None else weight.dtype)
+    fits = weight is not None and x.dim() >= 3 and torch.bfloat16 not in types
+    return fits and torch.backends.cudnn.enabled and (x.dtype is not torch.float16 or types[1] is torch.float32)
+
+
 def copies(func: Any, args: Any) -> int:
     """Bytes of the copies alive while an operator called with ``args`` runs; 0 where it makes none."""
     if func is _aten.convolution.default or func is _aten.convolution_backward.default:
         return convolution_copies(func, args)
+    if func is _BATCH_NORM_BACKWARD:
+        grad_output, x, weight = args[:3]
+        of_cudnn = args[7] and takes_cudnn_batch_norm(x, weight)
+        return _unless_contiguous(grad_output, suggest_memory_format(x)) if of_cudnn else 0
     positions = _READ_CONTIGUOUS.get(func)
     if positions is not None:
         return sum(_unless_contiguous(args[i]) for i in positions)
