@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memfit.device.hardware.catalogue import Device, catalogue
+from memfit.device.virtual.assumptions import TURNS
 from memfit.events import ALLOCATE, CATEGORIES, FAILED, FREE, Trace
 from memfit.footprint import Footprint
 from memfit.planner.predict import footprint_on
@@ -186,8 +187,11 @@ def _assumed(running: Running) -> tuple[AssumedAnswer, ...]:
     lines = running.tracer.lines
     answers = [
         AssumedAnswer(
-            where=assumption.where, operator=assumption.operator, answer=assumption.answer, times=assumption.times,
-            decides_size=bool(assumption.most) or assumption.doubtful,
+            where=assumption.where,
+            operator="the condition of a loop" if assumption.ends_loop else assumption.operator,
+            answer=f"{assumption.answer}; {TURNS}" if assumption.ends_loop else assumption.answer,
+            times=assumption.times,
+            decides_size=bool(assumption.most) or assumption.doubtful or assumption.ends_loop,
         )
         for assumption in running.tracer.virtual.assumptions
     ]  # fmt: skip

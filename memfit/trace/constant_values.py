@@ -21,7 +21,7 @@ from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import schema_of, storage_id_of
 from memfit.trace.collectives import is_collective
 from memfit.trace.filled_tensors import FILLS, MOST_ELEMENTS, PUTS, content_before, note_fill
-from memfit.trace.finite_checks import CHECKS, TRUTH, truth
+from memfit.trace.finite_checks import ANY, CHECKS, TRUTH, truth
 
 MOST_NUMBERS = 256
 """Floating point numbers of at most so many elements are followed: rates and widths of a net's layers."""
@@ -180,16 +180,22 @@ _COUNTS = frozenset(
 )
 """Of booleans, these count how many hold."""
 _ORDERS = frozenset({_aten.lt.Scalar, _aten.le.Scalar, _aten.gt.Scalar, _aten.ge.Scalar})
+_IS = frozenset({_aten.eq.Scalar, _aten.ne.Scalar})
 
 
 def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Follows integers that are not known: where each is assumed to be 0, ``i + 32`` is 32, and a slice from one to the
     other has the width of a real run's. Random ones are the least that they can be. A count of hits is 1: an accuracy
-    that code compares with the best one so far, or divides by, is no 0. Of one number that is compared with another,
-    the answer is that of the number that a script reads (0.5)."""
-    if func in _ORDERS and args[0].is_floating_point() and out.numel() == 1:
-        with disable_current_modes():
-            setattr(out, ASSUMED_TRUTH, bool(func(torch.tensor(0.5), args[1])))
+    that code compares with the best one so far, or divides by, is no 0: some of several truth values hold. Of one
+    number that is compared with another, the answer is that of the number that a script reads (0.5, or a count)."""
+    if func in ANY and args[0].dtype is torch.bool and args[0].numel() > 1:
+        setattr(out, ASSUMED_TRUTH, True)
+        return
+    if (func in _ORDERS or func in _IS) and isinstance(out, FakeTensor) and out.numel() == 1:
+        assumed = 0.5 if args[0].is_floating_point() and func in _ORDERS else args[0].__dict__.get(ASSUMED)
+        if assumed is not None:
+            with disable_current_modes():
+                setattr(out, ASSUMED_TRUTH, bool(func(torch.tensor(assumed), args[1])))
         return
     if not (isinstance(out, FakeTensor) and small(out) and out.dtype in _INTEGERS):
         return

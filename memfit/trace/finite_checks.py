@@ -26,10 +26,10 @@ _NEVER = frozenset({_aten.isnan.default, _aten.isinf.default})
 _NOT = frozenset({_aten.bitwise_not.default, _aten.logical_not.default})
 _AND = frozenset({_aten.mul.Tensor, _aten.bitwise_and.Tensor, _aten.logical_and.default})
 _OR = frozenset({_aten.add.Tensor, _aten.bitwise_or.Tensor, _aten.logical_or.default})
-_ANY = frozenset({_aten.any.default, _aten.any.dim, _aten.any.dims})
+ANY = frozenset({_aten.any.default, _aten.any.dim, _aten.any.dims})
 _ALL = frozenset({_aten.all.default, _aten.all.dim, _aten.all.dims})
 CHECKS = frozenset(
-    {_IS_ITSELF, _DIFFERS_FROM_ITSELF, _IS, _IS_NOT, *_NEVER, *_NOT, *_AND, *_OR, *_ANY, *_ALL}
+    {_IS_ITSELF, _DIFFERS_FROM_ITSELF, _IS, _IS_NOT, *_NEVER, *_NOT, *_AND, *_OR, *ANY, *_ALL}
 )  # fmt: skip
 """Operators of which ``truth`` may say something."""
 
@@ -49,9 +49,9 @@ def truth(func: Any, args: Any) -> bool | None:
     known = first.__dict__.get(TRUTH)
     if func in _NOT:
         return None if known is None else not known
-    if func in _ANY and first.is_floating_point():
+    if func in ANY and first.is_floating_point():
         return True if first.numel() else None
-    if func in _ANY or func in _ALL:
+    if func in ANY or func in _ALL:
         return known
     if first.dtype is not torch.bool or not isinstance(args[1], FakeTensor):
         return None

@@ -295,3 +295,42 @@ def test_arrays_hold_the_memory_of_their_tensors_on_the_cpu(tmp_path: Path) -> N
     )
     assert outcome.error is None, outcome.error.text
     assert 8_000_000 <= outcome.peak_bytes["validate"] < 20_000_000
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx4090"])
+def test_some_of_several_truth_values_hold_but_end_no_loop(tmp_path: Path, device: str) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "net, spline = (torch.nn.Linear(64, 64).to(device) for _ in range(2))\n"
+        "optimizer = torch.optim.AdamW([*net.parameters(), *spline.parameters()])\n"
+        "def transformed(x, inside):\n"
+        "    if not torch.any(inside):\n"
+        "        return x\n"
+        "    return torch.where(inside, spline(x), x)\n"
+        "seen, best = [], 0.0\n"
+        "for step in range(3):\n"
+        "    y = net(torch.randn(8, 64).to(device))\n"
+        "    inside = y.abs() < 3\n"
+        "    loss = transformed(y, inside).square().mean()\n"
+        "    loss.backward()\n"
+        "    assert spline.weight.grad is not None\n"
+        "    optimizer.step(); optimizer.zero_grad()\n"
+        "    if not (inside.sum() > 0):\n"
+        "        seen.append('none')\n"
+        "    if loss > best:\n"
+        "        seen.append('best'); best = 1.0\n"
+        "    if inside.all():\n"
+        "        seen.append('all')\n"
+        "    if inside.any():\n"
+        "        break\n"
+        "while inside.any():\n"
+        "    seen.append('turn')\n"
+        "assert seen == ['best', 'turn'], seen\n",
+        device=device,
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows == 3
+    ends = [answer.answer for answer in outcome.assumed if answer.operator == "the condition of a loop"]
+    assert ends == ["False; a run may make more turns, and need more than predicted"]

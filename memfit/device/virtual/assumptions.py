@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.raising_branch import passing_answer
+from memfit.device.virtual.branches import decides_branch, leaving_answer, passing_answer
 from memfit.errors import InputError
 
 ASSUMED = "_memfit_assumed"
@@ -24,7 +24,11 @@ HOLDS_IF_FINITE = "_memfit_holds_if_finite"
 """Attribute of a fake tensor of one truth value: it is true of every finite number, as ``loss < float("inf")`` is."""
 
 ASSUMED_TRUTH = "_memfit_assumed_truth"
-"""Attribute of a fake tensor of one truth value: the answer where a number that is not known is taken for 0.5."""
+"""Attribute of a fake tensor of one truth value: the answer where a number that is not known is taken for 0.5, and some
+of several truth values hold."""
+
+TURNS = "a run may make more turns, and need more than predicted"
+"""The end of what is said of a loop whose condition was assumed."""
 
 DOUBT = "where that is a size, a run needs more than predicted"
 """The end of what is said of an integer that was assumed."""
@@ -81,6 +85,8 @@ class Assumption:
     most: int
     """Elements taken, where the answer is how many there are: as many as there can be. 0 for another answer."""
     times: int
+    ends_loop: bool = False
+    """True where the answer ends a loop that waits for data."""
 
 
 class Assumptions:
@@ -93,7 +99,7 @@ class Assumptions:
         """How compiled code was traced: PLANNED, EAGER or both."""
         self.of_ranks: list[str] = []
         """Lines about what other ranks were taken to do, that decides sizes on this one."""
-        self._times: dict[tuple[str, str, str, bool, int], int] = {}
+        self._times: dict[tuple[str, str, str, bool, int, bool], int] = {}
 
     def answer(self, value: Any, where: str) -> Any:
         """The value that was given for this place, in the type of ``value``; ``value`` where none was.
@@ -107,12 +113,14 @@ class Assumptions:
                 return _as_given(f"{name}:{number}", given, type(value))
         return value
 
-    def note(self, operator: str, answer: str, *, doubtful: bool = False, most: int = 0) -> None:
+    def note(
+        self, operator: str, answer: str, *, doubtful: bool = False, most: int = 0, ends_loop: bool = False
+    ) -> None:
         """Raises:
         InputError: the same line of the user's code asks for the 10,001st time.
         """
         where, users = source_line()
-        entry = (operator, answer, where, doubtful, most)
+        entry = (operator, answer, where, doubtful, most, ends_loop)
         times = self._times[entry] = self._times.get(entry, 0) + 1
         if users and times > MOST_PER_LINE:
             raise InputError(
@@ -122,8 +130,11 @@ class Assumptions:
             )
 
     def __iter__(self) -> Any:
-        for (operator, answer, where, doubtful, most), times in self._times.items():
-            yield Assumption(operator=operator, answer=answer, where=where, doubtful=doubtful, most=most, times=times)
+        for (operator, answer, where, doubtful, most, ends_loop), times in self._times.items():
+            yield Assumption(
+                operator=operator, answer=answer, where=where, doubtful=doubtful, most=most, times=times,
+                ends_loop=ends_loop,
+            )  # fmt: skip
 
     def of_sizes(self) -> tuple[str, ...]:
         """A line for each place whose answer decides sizes: the prediction is too high there, or too low."""
@@ -134,6 +145,8 @@ class Assumptions:
                 most[assumption.where, assumption.operator] = max(
                     assumption.most, most.get((assumption.where, assumption.operator), 0)
                 )
+            elif assumption.ends_loop:
+                doubtful.append(f"{assumption.where}: a loop's condition was answered {assumption.answer}; {TURNS}")
             elif assumption.doubtful:
                 doubtful.append(
                     f"{assumption.where}: {assumption.operator}() was answered {assumption.answer}; {DOUBT}"
@@ -164,10 +177,20 @@ def _as_given(place: str, given: str, kind: type) -> Any:
     )
 
 
-def answer_that_passes() -> bool | None:
-    """The answer with which the check that asks goes on, where it is one."""
+def assumed_truth(tensor: Tensor) -> tuple[bool, bool]:
+    """(what one truth value that is not known is taken for, whether that ends a loop).
+
+    It is the answer with which the check that asks goes on. Elsewhere a condition that would leave a loop does not
+    hold, nor does one that a function returns, nor one of which nothing is known.
+    """
     frame, _ = _asking()
-    return passing_answer(frame) if frame is not None else None
+    passing = passing_answer(frame) if frame is not None else None
+    if passing is not None or HOLDS_IF_FINITE in tensor.__dict__:
+        return passing is not False, False
+    if frame is None or not decides_branch(frame):
+        return False, False
+    leaving = leaving_answer(frame)
+    return leaving is None and tensor.__dict__.get(ASSUMED_TRUTH, False), leaving is False
 
 
 def source_line() -> tuple[str, bool]:

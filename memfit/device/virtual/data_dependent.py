@@ -16,10 +16,9 @@ from torch import Tensor
 
 from memfit.device.virtual.assumptions import (
     ASSUMED_TRUTH,
-    HOLDS_IF_FINITE,
     Assumptions,
-    answer_that_passes,
     assumed_integer,
+    assumed_truth,
     source_line,
 )
 from memfit.device.virtual.packed_sequences import packed
@@ -35,15 +34,16 @@ _aten = torch.ops.aten
 def _item(assumptions: Assumptions, tensor: Tensor) -> Any:
     if isinstance(tensor, FakeTensor) and tensor.constant is not None:
         return NOT_HANDLED
+    ends_loop = False
     if tensor.dtype is torch.bool:
-        passing = answer_that_passes()
-        value: Any = HOLDS_IF_FINITE in tensor.__dict__ if passing is None else passing
+        value: Any
+        value, ends_loop = assumed_truth(tensor)
     elif tensor.is_floating_point():
         value = 0.5
     else:
         value = complex(0.5) if tensor.is_complex() else assumed_integer(tensor)
     value = assumptions.answer(value, source_line()[0])
-    assumptions.note("item", repr(value), doubtful=type(value) is int)
+    assumptions.note("item", repr(value), doubtful=type(value) is int, ends_loop=ends_loop)
     return value
 
 

@@ -1,11 +1,11 @@
-"""Which answer leads past a check of data."""
+"""Which answer leads past a check of data, and which out of a loop."""
 
 import sys
 
 import pytest
 import torch
 
-from memfit.device.virtual.raising_branch import passing_answer
+from memfit.device.virtual.branches import leaving_answer, passing_answer
 from memfit.device.virtual.virtual_device import virtual_cpu
 from memfit.torch_compat import has_kernel
 from memfit.torch_compat.operators import has_operator
@@ -65,6 +65,80 @@ def test_the_answer_with_which_a_check_passes(check, answer):
     ask = Asks()
     check(ask)
     assert ask.answer is answer
+
+
+class AsksLoop:
+    """Answers False, and then True, and keeps what ``leaving_answer`` says of the frame that asks."""
+
+    def __init__(self):
+        self.answers = []
+
+    def __bool__(self):
+        self.answers.append(leaving_answer(sys._getframe(1)))
+        return len(self.answers) > 1
+
+    def item(self):
+        self.answers.append(leaving_answer(sys._getframe(1)))
+        return len(self.answers) > 1
+
+
+def until(ask):
+    while not ask:
+        pass
+
+
+def endless(ask):
+    while True:
+        if ask.item():
+            break
+
+
+def returned(ask):
+    for number in range(3):
+        if ask:
+            return number
+    return None
+
+
+def skipped(ask):
+    for _ in range(3):
+        if not ask:
+            continue
+        str(ask)
+
+
+def stays(ask):
+    for _ in range(3):
+        if ask:
+            str(ask)
+        str(ask)
+
+
+def within_another(ask):
+    for number in range(3):
+        if ask:
+            for letter in "ab":
+                str(letter)
+        if number == 2:
+            break
+
+
+@pytest.mark.parametrize(
+    ("loop", "last"),
+    [
+        (until, True),
+        (endless, True),
+        (returned, True),
+        (skipped, None),
+        (stays, None),
+        (within_another, None),
+        (plain, None),
+    ],
+)
+def test_the_answer_that_leaves_a_loop(loop, last):
+    ask = AsksLoop()
+    loop(ask)
+    assert ask.answers[-1] is last
 
 
 def test_a_trace_passes_the_checks_of_its_batch():
