@@ -43,6 +43,7 @@ from memfit.script.loop_ends import LoopEnds
 from memfit.script.measure import outcome_of
 from memfit.script.observations import Observations, observed
 from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
+from memfit.script.own_calls import own_calls
 from memfit.script.pretrained import absent_weights
 from memfit.script.ranks import script_ranks
 from memfit.script.repeated_turns import RepeatedTurns
@@ -149,6 +150,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(without_library_warnings())
     stack.enter_context(absent_weights(running.observations.note))
     stack.enter_context(compiled_kernels(running.observations.note))
+    stack.enter_context(own_calls(watch))
     stack.enter_context(lazy_parameters())
     stack.enter_context(consolidated_states())
     stack.enter_context(full_histories(running.observations.note))
