@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import (
     register_module_module_registration_hook,
@@ -20,7 +21,7 @@ from memfit.script.step_watch import StepWatch
 @contextmanager
 def own_calls(watch: StepWatch) -> Iterator[None]:
     """Context in which calls of such modules are noted as forwards, from when a module is given its first parameter or
-    submodule. Where they go on to ``nn.Module.__call__``, that forward is one within them."""
+    submodule. A ``__call__`` that goes on to another class's is left as it is: the last of them is noted."""
     with ExitStack() as stack:
 
         def followed(module: nn.Module, *rest: Any) -> None:
@@ -28,9 +29,10 @@ def own_calls(watch: StepWatch) -> Iterator[None]:
                 return
             for kind in type(module).__mro__:
                 call = vars(kind).get("__call__")
-                if call is None or kind is nn.Module:
+                code = getattr(call, "__code__", None)
+                if code is None or kind is nn.Module or kind.__module__.startswith("torch."):
                     continue
-                if not kind.__module__.startswith("torch.") and not hasattr(call, "__memfit_followed__"):
+                if "__call__" not in code.co_names and code is not _CODE:
                     stack.enter_context(replaced(kind, __call__=_noted(watch, call)))
 
         for register in (register_module_parameter_registration_hook, register_module_module_registration_hook):
@@ -38,10 +40,10 @@ def own_calls(watch: StepWatch) -> Iterator[None]:
         yield
 
 
-def _noted(watch: StepWatch, call: Any) -> Any:
+def _noted(watch: Any, call: Any) -> Any:
     @wraps(call)
     def noted(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if watch.tracer.is_quiet:
+        if torch.compiler.is_compiling() or watch.tracer.is_quiet:
             return call(self, *args, **kwargs)
         watch.enter_module(self)
         try:
@@ -49,5 +51,8 @@ def _noted(watch: StepWatch, call: Any) -> Any:
         finally:
             watch.leave_module(self)
 
-    noted.__memfit_followed__ = True  # type: ignore[attr-defined]
     return noted
+
+
+_CODE = _noted(None, None).__code__
+"""The code of each function that notes a call."""
