@@ -22,6 +22,8 @@ class Cut:
 
     phase: str
     start: int
+    trains: bool = True
+    """Whether a part of a window is in it. What follows saving and does not train, such as loading, is saving."""
     in_evaluation: bool = False
     """Whether the net was in evaluation mode."""
     of_copy: bool = False
@@ -142,7 +144,10 @@ def _final_names(cuts: Sequence[Cut], windows: int) -> list[str]:
     names = []
     for cut in cuts:
         part_of_window = cut.within_window or (cut in validations and cut.line in in_each_window)
-        names.append("train" if cut.phase == "validate" and part_of_window else cut.phase)
+        if cut.phase == "validate" and part_of_window:
+            names.append("train")
+        else:
+            names.append(cut.phase if cut.trains else "save")
     return names
 
 

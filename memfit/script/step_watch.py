@@ -165,7 +165,7 @@ class StepWatch:
         self.on_training()
         if self.phase != "train":
             self.cut("train", self.last)
-        self._in_window = True
+        self.cuts[-1].trains = self._in_window = True
         if self.tracer.part != part:
             self.tracer.mark(part)
 
@@ -198,6 +198,14 @@ class StepWatch:
                 self._forward_without_gradients(module)
         self.depth += 1
 
+    def function_called(self) -> None:
+        """Notes the forward of a net that is no module, once a step was seen."""
+        if torch.is_grad_enabled():
+            self.forwards.setdefault("", (0, self.tracer.lines.here()))
+        elif self.phase == "train":
+            self.end_updates()
+            self._begin_validation(in_evaluation=False, of_copy=False)
+
     def forward_lines(self) -> dict[str, Line]:
         """Where each trained net was called last, by its class, the largest net first."""
         forwards = sorted(self.forwards.items(), key=lambda item: -item[1][0])
@@ -210,10 +218,13 @@ class StepWatch:
         is_trained_itself = any(id(p) in self._trained for p in module.parameters())
         if not is_trained_itself and self._shapes_of(module) not in self._trained_shapes:
             return
+        self._begin_validation(in_evaluation=not module.training, of_copy=not is_trained_itself)
+
+    def _begin_validation(self, *, in_evaluation: bool, of_copy: bool) -> None:
         self.validations += bool(self.steps)
         self.cut(
-            "validate", self.last, in_evaluation=not module.training, within_window=self._in_window,
-            after_epoch=self._epoch_ended, of_copy=not is_trained_itself, line=self.tracer.lines.here(),
+            "validate", self.last, in_evaluation=in_evaluation, within_window=self._in_window,
+            after_epoch=self._epoch_ended, of_copy=of_copy, line=self.tracer.lines.here(),
         )  # fmt: skip
         self.tracer.part = "validate"
 
@@ -364,7 +375,7 @@ class StepWatch:
             yield
         finally:
             self.last = len(self.tracer.kind)
-            self.cut("train", self.last)
+            self.cut("train", self.last, trains=False)
             self.tracer.part = "between"
 
     def failed(self, nbytes: int) -> None:

@@ -15,6 +15,7 @@ from memfit.device.virtual.data_dependent import PUTS, asks_data, fills_by_mask
 from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
 from memfit.device.virtual.packed_sequences import packed
 from memfit.device.virtual.virtual_device import Virtual
+from memfit.script.function_calls import PRODUCTS, multiplies_data
 from memfit.script.random_draws import RandomDraws
 from memfit.script.source_lines import NOWHERE, Line, SourceLines
 from memfit.script.weight_averages import WeightAverages
@@ -109,6 +110,7 @@ class ScriptTracer(Tracer):
             self._line = self.lines.note()
             if self.part == "between" and self.watch.steps:
                 self.averages.see(func, args)
+                self._note_function(func, args)
         if func in _INDEXED or (asks_data(func) and func not in _OF_FAKES):
             answered = self._from_content(func, types, args, kwargs)
             if answered is not None:
@@ -132,6 +134,8 @@ class ScriptTracer(Tracer):
         for made in outs:
             if made.layout is not torch.strided:
                 raise without_storage(made)
+        if self.part == "between" and current_autograd_node() is None:
+            self._note_function(func, args)
         if any(storage_id_of(made) not in given for made in outs):
             node = current_autograd_node()
             self._line = self.lines.here()
@@ -142,6 +146,12 @@ class ScriptTracer(Tracer):
             self.watch.by_hand.see(func, args, len(self.kind))
         self.watch.after_operator()
         return out
+
+    def _note_function(self, func: Any, args: Any) -> None:
+        """Notes the forward of a net that is a function of trained weights."""
+        watch = self.watch
+        if func in PRODUCTS and not watch.depth and multiplies_data(args, self.recorded_number, watch.trained_storages):
+            watch.function_called()
 
     def _from_content(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operator whose size depends on known data, on the card; None if the data is not known."""

@@ -1,0 +1,60 @@
+"""Nets that are functions of their weights, as in a first course: no module is called."""
+
+from pathlib import Path
+
+import pytest
+
+from memfit.script.outcome import NO_VALIDATION, ScriptOutcome
+from tests.script.script_trace import trace_here
+
+SCRIPT = """
+import torch, torch.nn.functional as F
+device = 'cuda' if torch.cuda.is_available() else 'cpu'
+C, W1, W2 = (torch.randn(*size, device=device) for size in ((32, 64), (192, 256), (256, 32)))
+for weight in (C, W1, W2):
+    weight.requires_grad = True
+X, Y = torch.randint(0, 32, (20_000, 3), device=device), torch.randint(0, 32, (20_000,), device=device)
+optimizer = torch.optim.SGD([C, W1, W2], lr=0.1)
+average = W1.detach().clone()
+for step in range(4):
+    chosen = torch.randint(0, len(X), (1000,))
+    hidden = torch.tanh(C[X[chosen]].view(-1, 192) @ W1)
+    loss = F.cross_entropy(hidden @ W2, Y[chosen])
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    with torch.no_grad():
+        average.lerp_(W1, 0.1); W1.norm(); W1.t() @ W1
+"""
+VALIDATION = """
+with torch.no_grad():
+    hidden = torch.tanh(C[X].view(-1, 192) @ W1)
+    F.cross_entropy(hidden @ W2, Y)
+"""
+
+
+def trace(tmp_path: Path, text: str, device: str) -> ScriptOutcome:
+    outcome = trace_here(tmp_path, text, device=device)
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows == 4
+    return outcome
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx4090"])
+def test_a_forward_of_a_function_is_validation_and_has_a_line(tmp_path: Path, device: str) -> None:
+    outcome = trace(tmp_path, f"{SCRIPT}{VALIDATION}torch.save(W1, 'W1.pt')\n", device)
+    assert outcome.peak_bytes.keys() == {"train", "validate", "save"}
+    validated = 20_000 * (192 + 256) * 4
+    assert outcome.peak_bytes["validate"] > validated > outcome.peak_bytes["train"] - 20 * 1024**2 * (device != "cpu")
+    halved = [option.where for option in outcome.options if option.name == "half the micro-batch"]
+    assert [where.rpartition(":")[2] for where in halved] == ["12"]
+
+
+def test_averages_and_norms_of_weights_are_no_validation(tmp_path: Path) -> None:
+    outcome = trace(tmp_path, SCRIPT, "rtx4090")
+    assert outcome.peak_bytes.keys() == {"train"}
+    assert NO_VALIDATION in outcome.not_seen
+
+
+def test_what_is_loaded_after_the_last_save_is_no_training(tmp_path: Path) -> None:
+    text = f"{SCRIPT}torch.save(W1, 'W1.pt')\nlarge = torch.ones(64, 1024, 1024, device=device)\n"
+    outcome = trace(tmp_path, text, "rtx4090")
+    assert outcome.peak_bytes["save"] > 256 * 1024**2 > outcome.peak_bytes["train"]
