@@ -19,7 +19,7 @@ def answer_json(request: TraceRequest, outcome: ScriptOutcome, scan: BatchScan |
         "script": request.command.target,
         "args": list(request.command.args),
         "device": {"name": request.device, "memory_bytes": request.memory_bytes},
-        "world": request.command.world,
+        "world": outcome.world,
         "rank": request.rank,
         **footprint,
         "verdict": footprint["verdict"] if enough else None,

@@ -93,7 +93,7 @@ class AskedScript(AskedJob):
         trace = replace(trace, assumed=(*map(_left_out, outcome.not_seen), *trace.assumed))
         return TracedQuestion(
             settings={}, shape=shape, unit=self.facts.unit, nets=(), checkpointing={}, engine="single",
-            world=self._command.world, traces={0: trace}, allocator="default",
+            world=outcome.world, traces={0: trace}, allocator="default",
             facts=device_facts(device, outcome.facts),
         )  # fmt: skip
 

@@ -97,7 +97,7 @@ def scan_batches(request: TraceRequest, sizes: Sequence[int]) -> BatchScan:
     if growth is None:
         reason = f"the bytes at batches of {', '.join(map(str, sizes))} are no polynomial of degree 1 or 2 in the size"
         return answer(None, reason=reason)
-    grown = _Family(traces[0], growth, device, request.command.world)
+    grown = _Family(traces[0], growth, device, base.world)
     if not grown.fits(sizes[0]):
         return answer(None, reason=f"a batch of {sizes[0]} does not fit")
     best = grown.largest(sizes[0])

@@ -43,6 +43,7 @@ _ZERO = "deepspeed/runtime/zero/"
 def outcome_of(running: Running, ended: str, error: ScriptError | None) -> ScriptOutcome:
     """Returns the outcome of the run; without a footprint if no window was complete."""
     watch, tracer = running.watch, running.tracer
+    world = max(running.request.command.world, running.observations.ranks)
     trace, bare, footprint = None, None, None
     peaks: dict[str, int] = {}
     lines: tuple[LineUse, ...] = ()
@@ -59,15 +60,16 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         except RuntimeError as problem:  # a call that cannot be made again from its description
             trace = bare
             running.observations.note(f"memory that operators take within a call was not measured ({problem})")
-        footprint = _footprint(trace, running.device, running.request.command.world)
+        footprint = _footprint(trace, running.device, world)
         event, peaks = _peak(trace)
         lines = line_uses(trace, tracer.row_lines, event)
         options = _options(running, trace)
         if running.request.every_card and running.device.is_cuda:
-            cards = card_verdicts(trace, running.request.command.world)
+            cards = card_verdicts(trace, world)
     return ScriptOutcome(
         ended=ended,
         windows=watch.complete_windows,
+        world=world,
         steps=tuple(
             (f"{optimizer.line.file}:{optimizer.line.line}", optimizer.steps) for optimizer in watch.optimizers.values()
         ),

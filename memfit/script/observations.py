@@ -24,12 +24,17 @@ _COMPILED = {
 
 @dataclass(kw_only=True)
 class Observations:
-    """Lines for ``not_seen``, each kept once."""
+    """Lines for ``not_seen``, each kept once, and the ranks of the largest process group that talks over the card."""
 
     lines: dict[str, None] = field(default_factory=dict)
+    ranks: int = 1
 
     def note(self, line: str) -> None:
         self.lines[line] = None
+
+    def joined(self, ranks: int) -> None:
+        """Notes a process group of so many ranks, whether a launcher or the script itself said their number."""
+        self.ranks = max(self.ranks, ranks)
 
 
 @contextmanager

@@ -180,6 +180,8 @@ class ScriptOutcome:
     """(line that made the optimizer, its steps)."""
     trace: Trace | None
     footprint: Footprint | None
+    world: int = 1
+    """Ranks of the process group: the launcher's, or what the script itself asked for."""
     peak_bytes: dict[str, int] = field(default_factory=dict)
     """The largest bytes of live tensors by phase: what was asked for, before the allocator rounds it."""
     lines: tuple[LineUse, ...] = ()

@@ -27,9 +27,9 @@ _NCCL = (2, 27, 3)
 
 
 @contextmanager
-def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
+def script_ranks(tracer: ScriptTracer, on_group: Callable[[int], None]) -> Iterator[None]:
     """Context in which ``init_process_group`` of any backend makes a fake group of WORLD_SIZE ranks; ``spawn`` runs
-    rank 0.
+    rank 0. ``on_group`` is called with the ranks of a group that is not one of the CPU alone.
     """
     with ExitStack() as stack:
         backend = ["nccl"]
@@ -49,6 +49,8 @@ def script_ranks(tracer: ScriptTracer) -> Iterator[None]:
                 _all_replaced("init_process_group", initialize), _all_replaced("destroy_process_group", destroy),
             ):  # fmt: skip
                 stack.enter_context(fake_world(ranks, rank=which, quiet=tracer.quiet))
+            if backend[0] != "gloo":
+                on_group(ranks)
 
         everywhere: dict[str, Callable[..., Any]] = {
             "init_process_group": init_process_group,

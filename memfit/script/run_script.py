@@ -183,7 +183,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(
         checkpoints(watch, SavedFiles(tracer.mode, tracer.made_on_cpu, may_write=not request.unsafe_writes))
     )
-    stack.enter_context(script_ranks(tracer))
+    stack.enter_context(script_ranks(tracer, running.observations.joined))
     stack.enter_context(_loops_followed(running))
     stack.enter_context(_optimizers_known(watch))
     stack.enter_context(stubbed(request.stubs))

@@ -62,7 +62,7 @@ def as_prediction(request: TraceRequest, outcome: ScriptOutcome) -> Prediction:
         footprint=outcome.footprint,
         trace=outcome.trace,
         seconds=outcome.seconds,
-        world=request.command.world,
+        world=outcome.world,
         rank=request.rank,
     )
 
