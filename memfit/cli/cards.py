@@ -100,6 +100,7 @@ def _json(card: Card) -> dict[str, Any]:
         "headroom_bytes": footprint.headroom_bytes,
         "limiting_phase": footprint.limiting_phase,
         "largest_micro_batch": card.largest,
+        "may_be_larger": card.may_be_larger,
         "window_seconds": card.window_seconds,
         "epoch_seconds": card.epoch_seconds,
         "epoch_joules": card.epoch_joules,

@@ -49,8 +49,8 @@ def _content(batch: Any) -> list[Any] | None:
 
     def other(value: Any) -> Any:
         nonlocal whole
-        content.append(value)
-        whole = whole and (value is None or isinstance(value, bool | int | float | str | bytes))
+        content.append(list(value) if isinstance(value, tuple) else value)
+        whole = whole and (value is None or isinstance(value, bool | int | float | str | bytes | list | tuple))
         return value
 
     def size(tensor: Any) -> Any:

@@ -34,6 +34,8 @@ class Card:
     prediction: Prediction
     largest: int | None
     """Largest micro-batch in the job's unit; None where nothing fits or it was not asked for."""
+    may_be_larger: bool
+    """Whether the search ended before a size that does not fit: a trace of it would be too long."""
     window_seconds: float | None
     """Estimated seconds of one window of the global batch."""
     epoch_seconds: float | None
@@ -69,7 +71,7 @@ def compare_cards(
     traced = min(2, math.ceil(batch / shape.units))  # from two on, gradients lie beside the second's activations
     for device in devices:
         prediction = asked.predict(shape, device, checkpointing=facts.own, micro_batches=traced)
-        largest = largest_of(policy, device, asked, by_items(facts.longest)).size if find_largest else None
+        largest = largest_of(policy, device, asked, by_items(facts.longest)) if find_largest else None
         is_timed = device.is_cuda and facts.precision
         window = None
         if is_timed:
@@ -79,7 +81,8 @@ def compare_cards(
         cards.append(
             Card(
                 prediction=prediction,
-                largest=None if largest is None else largest * (facts.longest or 1),
+                largest=None if largest is None or largest.size is None else largest.size * (facts.longest or 1),
+                may_be_larger=largest is not None and largest.may_be_larger,
                 window_seconds=window,
                 epoch_seconds=epoch,
                 epoch_joules=None if epoch is None or device.board_watts is None else epoch * device.board_watts,

@@ -76,6 +76,11 @@ class Largest:
         """Whether the next size was predicted and does not fit."""
         return self.search.exact
 
+    @property
+    def may_be_larger(self) -> bool:
+        """Whether larger sizes may fit: the search ended before one that does not, and the job refuses none."""
+        return not self.exact and not self.search.refusals
+
 
 def largest_of(policy: Policy, device: Device, asked: AskedJob, vary: Vary) -> Largest:
     """The largest size that fits.

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from memfit.show.console import make_console
 from memfit.show.footprint_table import micro_batch_words, short_name
+from memfit.show.largest_table import largest_in_words
 from memfit.sizes import format_size
 from memfit.wording import units_in_words
 
@@ -37,7 +38,7 @@ def show_cards(
         "fits": [card.prediction.footprint.verdict for card in cards],
         "process": [format_size(_need(card)) for card in cards],
         "free": [_signed(card.prediction.footprint.headroom_bytes) for card in cards],
-        "largest": ["" if card.largest is None else f"{card.largest:,}" for card in cards],
+        "largest": [_largest(card) for card in cards],
         "a window": [_seconds(card.window_seconds) for card in cards],
         "an epoch": [_seconds(card.epoch_seconds) for card in cards],
         "energy": [_energy(card.epoch_joules) for card in cards],
@@ -55,6 +56,10 @@ def show_cards(
         console.print("Largest micro-batches are without accumulation, as of memfit max.", style="dim")
     if unknown:
         console.print(f"An epoch's length is unknown: {unknown}.", style="dim")
+
+
+def _largest(card: Card) -> str:
+    return "" if card.largest is None else largest_in_words(card.largest, may_be_larger=card.may_be_larger)
 
 
 def cards_line(cards: Sequence[Card]) -> str:

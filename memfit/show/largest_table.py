@@ -45,7 +45,7 @@ def show_largest(answers: Sequence[Largest], what: str, unit: str, console: Cons
         need = max(phase.process_bytes for phase in footprint.phases.values())
         table.add_row(
             answer.device.key, answer.policy.name,
-            f"{size_in_unit(answer, what):,}{'' if answer.exact or answer.search.refusals else ' or more'}",
+            largest_in_words(size_in_unit(answer, what), may_be_larger=answer.may_be_larger),
             "none" if answer.certain is None else f"{size_in_unit(answer, what, answer.certain):,}",
             str(answer.prediction.shape), of_sizes(need, answer.device.usable_bytes or 0),
             phase_name(footprint.limiting_phase),
@@ -62,13 +62,22 @@ def show_largest(answers: Sequence[Largest], what: str, unit: str, console: Cons
 def largest_line(answers: Sequence[Largest], what: str, unit: str) -> str:
     """``RTX 4090: micro-batch 5,632 frames keeping everything, 20,480 with recomputing.``"""
     device = answers[0].device
-    sizes = {answer.policy.name: size_in_unit(answer, what) for answer in answers if answer.size is not None}
+    sizes = {
+        answer.policy.name: largest_in_words(size_in_unit(answer, what), may_be_larger=answer.may_be_larger)
+        for answer in answers
+        if answer.size is not None
+    }
     if not sizes:
         smallest = size_in_words(min(answer.search.smallest or 1 for answer in answers), what)
         return f"{short_name(device)}: nothing fits in {format_size(device.usable_bytes or 0)}, not even {smallest}."
-    words = ", ".join(f"{size:,} ({name})" for name, size in sizes.items())
+    words = ", ".join(f"{size} ({name})" for name, size in sizes.items())
     name = {"micro_batch": f"largest micro-batch in {unit}", "length": "longest sequence"}.get(what, f"largest {what}")
     return f"{short_name(device)}: {name} {words}."
+
+
+def largest_in_words(size: int, *, may_be_larger: bool) -> str:
+    """``2,176``, or ``2,176 or more`` where larger sizes may fit."""
+    return f"{size:,}{' or more' if may_be_larger else ''}"
 
 
 def refusal_lines(answer: Largest, what: str) -> list[str]:
