@@ -145,7 +145,7 @@ def _virtual(device: Device) -> Iterator[Virtual]:
 def _enter(stack: ExitStack, running: Running) -> None:
     """Enters all contexts that replace parts of torch while the script runs."""
     tracer, watch, request, device = running.tracer, running.watch, running.request, running.device
-    stack.enter_context(replaced(constant_values, MOST_ELEMENTS=MOST_KNOWN_INTEGERS))
+    stack.enter_context(replaced(constant_values, MOST_ELEMENTS=MOST_KNOWN_INTEGERS, GATHERS_OWN=True))
     stack.enter_context(as_in_a_real_run())
     stack.enter_context(without_library_warnings())
     stack.enter_context(absent_weights(running.observations.note))

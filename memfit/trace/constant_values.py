@@ -26,6 +26,10 @@ from memfit.trace.finite_checks import ANY, CHECKS, TRUTH, truth
 MOST_NUMBERS = 256
 """Floating point numbers of at most so many elements are followed: rates and widths of a net's layers."""
 
+GATHERS_OWN = False
+"""Whether integers that ranks gather are taken to be this rank's own on all of them: a script exchanges sizes, and what
+computes shapes of them needs some that fit. A job's ranks may have others."""
+
 _aten = torch.ops.aten
 _MAKERS = frozenset(
     {
@@ -40,6 +44,7 @@ _EMPTY = frozenset({_aten.empty_like.default, _aten.new_empty.default, _aten.new
 """What they make of a known tensor is 0 until it is written to."""
 _SAME_ON_ALL = ("all_reduce", "allreduce_", "broadcast", "wait_tensor")
 """Collectives whose results every rank has; a simulated rank keeps its own value. Of all others they are unknown."""
+_GATHERS = ("allgather_", "_allgather_base_", "all_gather_into_tensor")
 _ABSORBING = {
     _aten.bitwise_or.Tensor: True, _aten.logical_or.default: True, _aten.bitwise_or.Scalar: True,
     _aten.bitwise_and.Tensor: False, _aten.logical_and.default: False, _aten.bitwise_and.Scalar: False,
@@ -135,6 +140,8 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
                     content.memory.is_known = False
         if absorbed is not None:
             out._memfit_value = _Content(absorbed)
+        if part.gathers and GATHERS_OWN:
+            _know_gathered(args, out, in_place=part.receives)
         return
     with disable_current_modes():
         result = func(*values[0], **values[1])
@@ -145,6 +152,19 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     for produced, known in zip(outs, results, strict=True):
         if isinstance(produced, FakeTensor) and isinstance(known, Tensor):
             produced._memfit_value = _Content(known, memories.get(storage_id_of(known)))  # type: ignore[attr-defined]
+
+
+def _know_gathered(args: Any, out: Any, *, in_place: bool) -> None:
+    """Gives integers that ranks gather this rank's own content for all of them."""
+    own = list(tensors_in(args[1] if in_place else args[0]))
+    value = value_of(own[0]) if len(own) == 1 else None
+    if value is None or value.is_floating_point() or value.is_complex() or not value.numel():
+        return
+    for gathered in tensors_in(args[0]) if in_place else (out,):
+        if isinstance(gathered, FakeTensor) and small(gathered) and gathered.dtype == value.dtype:
+            with disable_current_modes():
+                repeated = value.flatten().repeat(gathered.numel() // value.numel())
+                gathered._memfit_value = _Content(repeated.view(gathered.shape))  # type: ignore[attr-defined]
 
 
 def _memories(args: Any) -> dict[int, _Memory]:
@@ -251,6 +271,7 @@ class _Part:
     puts: bool
     receives: bool
     """Whether its first argument is written to by other ranks, which the schemas of ``c10d`` do not say."""
+    gathers: bool
 
 
 _parts: dict[int, _Part] = {}
@@ -274,6 +295,7 @@ def _part(func: Any) -> _Part:
             puts=func in PUTS,
             is_unknown=_UNKNOWN_EFFECT in func.tags or from_others,
             receives=from_others and func.namespace == "c10d" and name.endswith("_"),
+            gathers=from_others and name in _GATHERS,
         )
     return part
 

@@ -32,3 +32,42 @@ def test_the_memory_of_nccl_is_counted_where_the_script_joins_ranks_itself(
     assert outcome.footprint is not None
     train = outcome.footprint.phases["train"]
     assert (train.process_bytes - train.reserved_bytes > 700 << 20) == (joined > 1)
+
+
+GATHERS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl")
+control = dist.new_group(backend="gloo")
+net = DistributedDataParallel(nn.Linear(256, 256).cuda())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    out = net(torch.randn(4 + step, 256).cuda())
+    out.sum().backward()
+    optimizer.step()
+    size = torch.tensor(out.shape, device="cuda")
+    sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, size)
+    assert all(bool((each == size).all()) for each in sizes)
+    into = torch.empty(2 * dist.get_world_size(), dtype=torch.int64, device="cuda")
+    dist.all_gather_into_tensor(into, size)
+    assert into.tolist() == [4 + step, 256] * dist.get_world_size()
+    largest = torch.stack(sizes).max(dim=0).values
+    padded = nn.functional.pad(out.detach(), (0, int(largest[1]) - out.shape[1], 0, int(largest[0]) - out.shape[0]))
+    parts = [torch.zeros_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded)
+    torch.stack([part[: rows, : columns] for part, (rows, columns) in zip(parts, [size.tolist() for size in sizes])])
+    control.monitored_barrier()
+    dist.monitored_barrier(group=control)
+torch.save(net.state_dict(), "net.pt")
+"""
+
+
+def test_ranks_gather_sizes_as_their_own_and_make_groups_of_other_backends(tmp_path: Path) -> None:
+    """As a metric that gathers tensors of different sizes over all ranks, and a barrier in a group of gloo."""
+    outcome = trace_here(tmp_path, GATHERS, world=2)
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows == 3

@@ -8,10 +8,12 @@ a real run may free gathered parameters later. NCCL's own buffers lie outside of
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from typing import Any
 
 import torch
@@ -109,6 +111,18 @@ def _of_same_storage(make: Callable[[Any], None]) -> Callable[[Any], None]:
     return call
 
 
+def _new_group(make: Callable[..., Any]) -> Callable[..., Any]:
+    """``new_group`` of the default group's backend, the fake one: any other waits for ranks that are not there."""
+    signature = inspect.signature(make)
+
+    @wraps(make)
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        return make(**{name: value for name, value in given.items() if name not in ("backend", "pg_options")})
+
+    return new_group
+
+
 def _current_stream(device: Any = None) -> Any:
     """Of ``torch.accelerator``; dynamo refuses a function that is ``torch.cuda.current_stream`` too."""
     return backend.current_stream(device)
@@ -154,6 +168,9 @@ def fake_world(
             )
         )
         stack.enter_context(replaced(sys, excepthook=sys.excepthook))  # a process group puts its rank before every line
+        stack.enter_context(replaced(dist.ProcessGroup, monitored_barrier=lambda group, *args, **kwargs: None))
+        for module in (dist, distributed_c10d):
+            stack.enter_context(replaced(module, new_group=_new_group(module.new_group)))
         with disable_current_modes():
             dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
         stack.callback(dist.destroy_process_group)
