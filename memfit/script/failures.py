@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _MEMFIT = str(Path(__file__).parents[1])
 _NO_RULE = re.compile(r"(?:Could not run|does not support|no fake impl|has no kernel|NYI:?)\D*?'?([a-z_]+(?:::|\.)\w+)")
 
+_ONE_CARD = re.compile(r"(gpu|cuda|device)\w*\b.*\b(only|just) (has|have|found|\d)", re.IGNORECASE | re.DOTALL)
+"""In the error of a script that asks for more cards than there are."""
+
 _BACKENDS = re.compile(r" This could be because the operator doesn't exist[^\n]*\n\n(?:\w+: [^\n]*\n)+")
 """What torch says after ``Could not run 'aten::...'``: where each kernel of each backend was registered."""
 
@@ -50,6 +53,9 @@ def script_error(error: BaseException, tracer: ScriptTracer) -> ScriptError:
         return ScriptError(text=text, summary=summary, hint="write --allow-write DIR for a folder that may be written")
     if _asks_the_network(error):
         hint = "the network is off in a trace; download what the script reads before (a model's config is enough)"
+        return ScriptError(text=text, summary=summary, hint=hint)
+    if _ONE_CARD.search(str(error)):
+        hint = "a trace has one card for each rank: write --world N where the script starts N of them"
         return ScriptError(text=text, summary=summary, hint=hint)
     return ScriptError(text=text, summary=summary)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import time
 from collections import defaultdict
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy as np
 
 from memfit.device.hardware.catalogue import Device, catalogue
 from memfit.device.virtual.assumptions import TURNS
+from memfit.device.virtual.redirect import named_cards
 from memfit.events import ALLOCATE, CATEGORIES, FAILED, FREE, Trace
 from memfit.footprint import Footprint
 from memfit.planner.predict import footprint_on
@@ -209,6 +211,10 @@ def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:
     """What the trace did not reach, or cannot look into."""
     watch = running.watch
     lines = list(running.observations.lines)
+    others = named_cards - {0, int(os.environ.get("LOCAL_RANK") or 0)}
+    if others:
+        cards = ", ".join(f"cuda:{number}" for number in sorted(others))
+        lines.append(f"several cards in one process: what {cards} holds was counted on the same card as the rest")
     names = {name for name, _, _ in watch.phases()}
     if "validate" not in names:
         lines.append(NO_VALIDATION)

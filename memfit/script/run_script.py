@@ -85,6 +85,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
     _limit_host_memory(request.host_bytes)
     device = requested_device(request)
     begin = time.perf_counter()
+    redirect.named_cards.clear()
     ended, failure = "the script ended", None
     with ExitStack() as stack:
         facts = stack.enter_context(recorded_facts())

@@ -31,15 +31,23 @@ from memfit.torch_compat.attributes import MODULE_APPLY, current_module_apply, f
 from memfit.torch_compat.backend import current_engine, engine_replaced
 from memfit.torch_compat.tracing import without_newest_mode
 
-_CUDA = re.compile(r"cuda(:\d+)?")
+_CUDA = re.compile(r"cuda(?::(\d+))?")
+
+named_cards: set[int] = set()
+"""Numbers of the cards that code has named, of which a trace has one."""
 
 
 def redirected(value: Any) -> Any:
     """``"cuda"``, ``"cuda:1"`` and ``torch.device("cuda")`` become the virtual device; anything else stays."""
     if isinstance(value, str):
-        return NAME if _CUDA.fullmatch(value) else value
-    if isinstance(value, torch.device):
-        return torch.device(NAME) if value.type == "cuda" else value
+        card = _CUDA.fullmatch(value)
+        if card is None:
+            return value
+        named_cards.add(int(card[1] or 0))
+        return NAME
+    if isinstance(value, torch.device) and value.type == "cuda":
+        named_cards.add(value.index or 0)
+        return torch.device(NAME)
     return value
 
 
@@ -237,6 +245,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 def _on_one_card(self: nn.DataParallel[Any], *inputs: Any, **kwargs: Any) -> Any:
     """nn.DataParallel where there is one card: the inputs go there."""
+    named_cards.update(getattr(self, "device_ids", ()))
     inputs, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(NAME), (inputs, kwargs))
     return self.module(*inputs, **kwargs)
 
