@@ -40,6 +40,11 @@ class Cut:
     """Whether a condition held early in its window before it, or a loop that was cut short makes its last turn, and may
     have led to the line."""
 
+    @property
+    def is_open_evaluation(self) -> bool:
+        """Whether the trained net itself ran in evaluation mode, while a window was open."""
+        return self.within_window and self.in_evaluation and not self.of_copy
+
 
 @dataclass(kw_only=True)
 class KnownOptimizer:
@@ -128,27 +133,42 @@ def _window_ends(steps: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _final_names(cuts: Sequence[Cut], windows: int) -> list[str]:
-    """The final phase of each cut: a forward without gradients in every window is training."""
-    windows = max(windows - 1, 0)
-    validations = [cut for cut in cuts if cut.phase == "validate" and (not cut.in_evaluation or cut.of_copy)]
-    windows_of: dict[Line, set[int]] = {}
-    early = {cut.window for cut in validations if cut.after_early}
-    for cut in validations:
-        if not cut.after_early:
-            windows_of.setdefault(cut.line, set()).add(cut.window)
-    inside_epochs = {cut.line for cut in validations if not cut.after_epoch}
-    in_each_window = {
-        line for line, seen in windows_of.items()
-        if line in inside_epochs and windows >= 2 and len(seen) >= max(windows - len(early), 2)
-    }  # fmt: skip
+    """The final phase of each cut: a forward without gradients in every window is training.
+
+    One in an open window is a part of it, unless the net is in evaluation mode there and that does not happen in every
+    window: a validation may come before the last gradients of an epoch were used.
+    """
+    forwards = [cut for cut in cuts if cut.phase == "validate"]
+    steady = _lines_in_each_window([cut for cut in forwards if not cut.in_evaluation or cut.of_copy], windows)
+    evaluated = _lines_in_each_window([cut for cut in forwards if cut.is_open_evaluation], windows)
     names = []
     for cut in cuts:
-        part_of_window = cut.within_window or (cut in validations and cut.line in in_each_window)
+        if cut.is_open_evaluation:
+            part_of_window = cut.line in evaluated
+        else:
+            of_line = (not cut.in_evaluation or cut.of_copy) and cut.line in steady
+            part_of_window = cut.within_window or of_line
         if cut.phase == "validate" and part_of_window:
             names.append("train")
         else:
             names.append(cut.phase if cut.trains else "save")
     return names
+
+
+def _lines_in_each_window(cuts: Sequence[Cut], windows: int) -> set[Line]:
+    """The lines of forwards without gradients that run in every window of ``windows``, and not after an epoch alone.
+
+    What an early condition led to does not count, and its window need not have the line.
+    """
+    windows = max(windows - 1, 0)
+    early = {cut.window for cut in cuts if cut.after_early}
+    windows_of: dict[Line, set[int]] = {}
+    for cut in cuts:
+        if not cut.after_early:
+            windows_of.setdefault(cut.line, set()).add(cut.window)
+    inside_epochs = {cut.line for cut in cuts if not cut.after_epoch}
+    least = max(windows - len(early), 2)
+    return {line for line, seen in windows_of.items() if line in inside_epochs and windows >= 2 and len(seen) >= least}
 
 
 def _without(phase: PhaseSpan, low: int, high: int) -> list[PhaseSpan]:

@@ -46,3 +46,45 @@ def test_what_is_saved_before_training_alone_is_no_saving(tmp_path: Path) -> Non
     outcome = trace_here(tmp_path, CACHED)
     assert "save" not in outcome.peak_bytes
     assert NO_LATER_SAVE in outcome.not_seen
+
+
+ACCUMULATED = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+data = TensorDataset(torch.randn(40, 64))
+step = 0
+for epoch in range(3):
+    net.train()
+    for x, in DataLoader(data, batch_size=8):
+        if {every_window}:
+            net.eval()
+            with torch.no_grad():
+                net(x.cuda())
+            net.train()
+        net(x.cuda()).square().mean().backward()
+        step += 1
+        if step % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    net.eval()
+    with torch.no_grad():
+        for x, in DataLoader(data, batch_size=16):
+            net(x.cuda())
+"""
+
+
+def test_a_validation_while_gradients_are_left_over_is_one(tmp_path: Path) -> None:
+    """The batches of an epoch are no multiple of what is accumulated."""
+    outcome = trace_here(tmp_path, ACCUMULATED.format(every_window="False"), batches=5)
+    assert "validate" in outcome.peak_bytes
+
+
+def test_an_evaluation_within_every_window_belongs_to_it(tmp_path: Path) -> None:
+    text = ACCUMULATED.format(every_window="step % 4 == 1").partition("    net.eval()\n    with")[0]
+    outcome = trace_here(tmp_path, text, batches=5)
+    assert outcome.windows >= 3
+    assert "validate" not in outcome.peak_bytes
