@@ -28,9 +28,14 @@ class Observations:
 
     lines: dict[str, None] = field(default_factory=dict)
     ranks: int = 1
+    started_processes: bool = False
 
     def note(self, line: str) -> None:
         self.lines[line] = None
+
+    def started(self) -> None:
+        """Notes that the script has started another process of Python."""
+        self.started_processes = True
 
     def joined(self, ranks: int) -> None:
         """Notes a process group of so many ranks, whether a launcher or the script itself said their number."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -28,8 +30,8 @@ _NCCL = (2, 27, 3)
 
 @contextmanager
 def script_ranks(tracer: ScriptTracer, on_group: Callable[[int], None]) -> Iterator[None]:
-    """Context in which ``init_process_group`` of any backend makes a fake group of WORLD_SIZE ranks; ``spawn`` runs
-    rank 0. ``on_group`` is called with the ranks of a group that is not one of the CPU alone.
+    """Context in which ``init_process_group`` of any backend makes a fake group of WORLD_SIZE ranks; ``spawn`` and
+    ``start_processes`` run rank 0. ``on_group`` is called with the ranks of a group that is not one of the CPU alone.
     """
     with ExitStack() as stack:
         backend = ["nccl"]
@@ -70,7 +72,7 @@ def script_ranks(tracer: ScriptTracer, on_group: Callable[[int], None]) -> Itera
         }
         for name, function in everywhere.items():
             stack.enter_context(_all_replaced(name, function))
-        stack.enter_context(replaced(mp, spawn=_spawned))
+        stack.enter_context(replaced(mp, spawn=_spawned, start_processes=_starting(mp.start_processes)))
         stack.enter_context(replaced(mp.spawn if hasattr(mp.spawn, "spawn") else mp, spawn=_spawned))
         stack.enter_context(
             replaced(ddp.DistributedDataParallel, __init__=_wrapping(ddp.DistributedDataParallel, tracer))
@@ -96,10 +98,34 @@ def _all_replaced(name: str, function: Callable[..., Any]) -> ExitStack:
     return stack
 
 
-def _spawned(function: Callable[..., Any], args: Any = (), nprocs: int = 1, *rest: Any, **kwargs: Any) -> None:
-    """Replaces ``torch.multiprocessing.spawn``: every rank does the same, and rank 0 runs in this process."""
+def _spawned(fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *rest: Any, **kwargs: Any) -> None:
+    """Replaces ``torch.multiprocessing.spawn`` and ``start_processes``: every rank does the same, and rank 0 runs in
+    this process.
+    """
     os.environ.setdefault("WORLD_SIZE", str(nprocs))
-    function(0, *args)
+    fn(0, *args)
+
+
+class _EndedProcesses:
+    """What ``start_processes`` gives a caller that goes on beside the processes: they have ended."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+
+def _starting(start_processes: Callable[..., Any]) -> Callable[..., Any]:
+    """``start_processes`` as ``spawn``, unless torch itself calls it: torchrun's agent talks to the processes."""
+
+    @wraps(start_processes)
+    def start(*args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+            return start_processes(*args, **kwargs)
+        _spawned(*args, **kwargs)
+        return _EndedProcesses()
+
+    return start
 
 
 def _wrapping(kind: Any, tracer: ScriptTracer) -> Callable[..., None]:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +42,7 @@ from memfit.script.loaders import ShortPasses, short_loaders
 from memfit.script.loop_ends import LoopEnds
 from memfit.script.measure import outcome_of
 from memfit.script.observations import Observations, observed
+from memfit.script.other_processes import other_processes
 from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.own_calls import own_calls
 from memfit.script.pretrained import absent_weights
@@ -59,6 +60,7 @@ from memfit.torch_compat.attributes import storage_id, storage_id_of
 from memfit.torch_compat.backend import current_engine, engine_replaced
 from memfit.trace import constant_values
 
+_NOT_FOLLOWED = "it started other processes, which a trace does not follow"
 BATCHES = 4
 """Batches of a pass over a loader, if the command gives no other number."""
 
@@ -132,6 +134,9 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         tracer.pause()
         if loops.ended and not (failure or stop.reason):
             ended = f"the script ended, its loops cut short after {stop.enough}"
+        if not watch.steps and running.observations.started_processes:
+            ended += f"; {_NOT_FOLLOWED}"
+            failure = failure and replace(failure, hint=failure.hint or _NOT_FOLLOWED)
         outcome = outcome_of(running, stop.reason or ended, failure)
     report(outcome)
 
@@ -184,6 +189,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(
         checkpoints(watch, SavedFiles(tracer.mode, tracer.made_on_cpu, may_write=not request.unsafe_writes))
     )
+    stack.enter_context(other_processes(running.observations.started))
     stack.enter_context(script_ranks(tracer, running.observations.joined))
     stack.enter_context(_loops_followed(running))
     stack.enter_context(_optimizers_known(watch))

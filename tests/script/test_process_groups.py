@@ -71,3 +71,39 @@ def test_ranks_gather_sizes_as_their_own_and_make_groups_of_other_backends(tmp_p
     outcome = trace_here(tmp_path, GATHERS, world=2)
     assert outcome.error is None, outcome.error.text
     assert outcome.windows == 3
+
+
+STARTED = """
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+def train(rank, size):
+    net = nn.Linear(size, size).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        net(torch.randn(4, size).cuda()).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+"""
+
+
+def test_processes_that_torch_starts_run_as_the_first_rank(tmp_path: Path) -> None:
+    start = "mp.start_processes(fn=train, args=(64,), nprocs=2, join=False, start_method='spawn')"
+    text = f"{STARTED}    started = {start}\n    while not started.join():\n        pass\n"
+    outcome = trace_here(tmp_path, text)
+    assert outcome.error is None
+    assert outcome.windows == 3
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'pass'])",
+        "process = mp.get_context('fork').Process(target=print); process.start(); process.join()",
+    ],
+)
+def test_a_script_that_trains_in_other_processes_is_answered_with_that(tmp_path: Path, start: str) -> None:
+    outcome = trace_here(tmp_path, f"{STARTED}    {start}\n")
+    assert outcome.ended == "the script ended; it started other processes, which a trace does not follow"
