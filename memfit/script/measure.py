@@ -220,8 +220,9 @@ def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:
         lines.append(NO_VALIDATION)
     if "save" not in names:
         lines.append(NO_LATER_SAVE if watch.saved_in_setup else NO_SAVE)
+    stepped = set().union(*(known.weights for known in watch.current() if known.steps))
     for known in watch.current():
-        if not known.steps and watch.windows:
+        if not known.steps and watch.windows and not known.weights <= stepped:
             lines.append(f"the optimizer of {known.line.file}:{known.line.line} never stepped")
     if error is not None and watch.windows:
         lines.append(f"the rest of the script, after the error: {error.summary.rstrip('.')}")

@@ -7,7 +7,7 @@ forward without gradients that is a part of every window as training, and attemp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memfit.events import FAILED
 from memfit.script.source_lines import NOWHERE, Line
@@ -58,6 +58,8 @@ class KnownOptimizer:
     steps: int = 0
     last_step: int = 0
     """The event after its last step."""
+    weights: set[int] = field(default_factory=set)
+    """The ids of the parameters that it trains."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -296,7 +296,9 @@ class StepWatch:
             if self.phase == "setup":
                 self.last = len(self.tracer.kind)
         self._alive.add(optimizer)
-        self._trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+        weights = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self.optimizers[self._number(optimizer)].weights |= weights
+        self._trained |= weights
 
     def _number(self, optimizer: Optimizer) -> int:
         """A unique number of the optimizer, also if it reuses the memory of an earlier one."""

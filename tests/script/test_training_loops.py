@@ -377,3 +377,24 @@ def test_a_sparse_matrix_is_refused_by_its_line(tmp_path: Path, device: str) -> 
     assert outcome.error is not None
     assert "a tensor of layout sparse_coo at" in outcome.error.summary
     assert "train.py:4" in outcome.error.summary
+
+
+def test_an_optimizer_whose_weights_another_steps_is_none_that_never_stepped(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "class Sharpness(torch.optim.Optimizer):\n"
+        "    def __init__(self, weights):\n"
+        "        super().__init__(weights, {})\n"
+        "        self.base = torch.optim.SGD(self.param_groups, lr=0.1)\n"
+        "    def second_step(self):\n"
+        "        self.base.step(); self.zero_grad()\n"
+        "net, other = torch.nn.Linear(8, 8).cuda(), torch.nn.Linear(8, 8).cuda()\n"
+        "optimizer = Sharpness(net.parameters())\n"
+        "unused = torch.optim.SGD(other.parameters(), lr=0.1)\n"
+        "for step in range(3):\n"
+        "    net(torch.ones(8, 8).cuda()).sum().backward(); optimizer.second_step()\n",
+    )
+    assert outcome.error is None, outcome.error.text
+    never = [line for line in outcome.not_seen if "never stepped" in line]
+    assert [line.rpartition(":")[2] for line in never] == ["10 never stepped"]
