@@ -57,7 +57,8 @@ def script_error(error: BaseException, tracer: ScriptTracer) -> ScriptError:
     if _ONE_CARD.search(str(error)):
         hint = "a trace has one card for each rank: write --world N where the script starts N of them"
         return ScriptError(text=text, summary=summary, hint=hint)
-    return ScriptError(text=text, summary=summary)
+    of_shapes = isinstance(error, ValueError | RuntimeError | IndexError)
+    return ScriptError(text=text, summary=summary, hint=tracer.virtual.assumptions.latest if of_shapes else "")
 
 
 def _missing_package(error: BaseException | None) -> str:

@@ -138,6 +138,8 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
                 content = tensor.__dict__.pop("_memfit_value", None)
                 if content is not None:
                     content.memory.is_known = False
+        if changed and isinstance(args[0], FakeTensor) and (written := _written(func, args)) is not None:
+            setattr(args[0], ASSUMED, written)
         if absorbed is not None:
             out._memfit_value = _Content(absorbed)
         if part.gathers and GATHERS_OWN:
@@ -195,6 +197,16 @@ _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.
 
 _RANDOM = frozenset({_aten.randint.low, _aten.randint.low_generator})
 """Random integers from their first argument to below their second."""
+_PICKS = frozenset(
+    {
+        _aten.index.Tensor, _aten.index_select.default, _aten.gather.default, _aten.take.default,
+        _aten.max.default, _aten.amax.default, _aten.min.default, _aten.amin.default,
+        _aten.sort.default, _aten.sort.stable, _aten.topk.default,
+    }
+)  # fmt: skip
+"""What they give, or the first of what they give, are elements of their first argument."""
+_REPLACES = frozenset({_aten.scatter_.src, _aten.index_copy_.default, _aten.index_put_.default, _aten.copy_.default})
+"""Where as many elements are written as there are, these are what is there."""
 _COUNTS = frozenset(
     {_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.default, _aten.count_nonzero.dim_IntList}
 )
@@ -205,9 +217,10 @@ _IS = frozenset({_aten.eq.Scalar, _aten.ne.Scalar})
 
 def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Follows integers that are not known: where each is assumed to be 0, ``i + 32`` is 32, and a slice from one to the
-    other has the width of a real run's. Random ones are the least that they can be. A count of hits is 1: an accuracy
-    that code compares with the best one so far, or divides by, is no 0: some of several truth values hold. Of one
-    number that is compared with another, the answer is that of the number that a script reads (0.5, or a count)."""
+    other has the width of a real run's. Random ones are the least that they can be; those that
+    are picked from known ones, such as the lengths of a batch, the largest. A count of hits is 1: an accuracy that code
+    compares with the best one so far, or divides by, is no 0: some of several truth values hold. Of one number that is
+    compared with another, the answer is that of the number that a script reads (0.5, or a count)."""
     if func in ANY and args[0].dtype is torch.bool and args[0].numel() > 1:
         setattr(out, ASSUMED_TRUTH, True)
         return
@@ -217,10 +230,16 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
             with disable_current_modes():
                 setattr(out, ASSUMED_TRUTH, bool(func(torch.tensor(assumed), args[1])))
         return
+    out = out[0] if isinstance(out, list | tuple) and func in _PICKS else out
     if not (isinstance(out, FakeTensor) and small(out) and out.dtype in _INTEGERS):
         return
     if func in _COUNTS and args[0].dtype is torch.bool and args[0].numel():
         setattr(out, ASSUMED, assumed_count())
+        return
+    if func in _PICKS:
+        largest = _largest(args[0])
+        if largest is not None:
+            setattr(out, ASSUMED, largest)
         return
     if func in _RANDOM:
         setattr(out, ASSUMED, min(args[0] + assumed_integer(out), args[1] - 1))
@@ -244,6 +263,22 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
             values = func(*real, **named).unique()
             if len(values) == 1:
                 setattr(out, ASSUMED, int(values.item()))
+
+
+def _largest(tensor: Tensor) -> int | None:
+    """The largest of integers that are known, or what each of others is taken for; None where nothing is known."""
+    known = value_of(tensor)
+    if known is None or not known.numel():
+        return tensor.__dict__.get(ASSUMED)
+    with disable_current_modes():
+        return int(known.max())
+
+
+def _written(func: Any, args: Any) -> int | None:
+    """What each integer of a tensor is taken for after others were written to all of it."""
+    if func not in _REPLACES or not isinstance(args[-1], Tensor) or args[-1].numel() != args[0].numel():
+        return None
+    return _largest(args[-1]) if args[0].dtype in _INTEGERS and small(args[0]) else None
 
 
 def known_item(tensor: Any) -> Any:

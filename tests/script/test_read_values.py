@@ -334,3 +334,44 @@ def test_some_of_several_truth_values_hold_but_end_no_loop(tmp_path: Path, devic
     assert outcome.windows == 3
     ends = [answer.answer for answer in outcome.assumed if answer.operator == "the condition of a loop"]
     assert ends == ["False; a run may make more turns, and need more than predicted"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx4090"])
+def test_lengths_picked_by_unknown_scores_are_the_longest(tmp_path: Path, device: str) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "net = torch.nn.Linear(8, 1).to(device)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "lengths = torch.tensor([3, 9, 5, 7]).to(device)\n"
+        "for step in range(3):\n"
+        "    scores = net(torch.randn(4, 8).to(device)).view(-1)\n"
+        "    scores.sum().backward(); optimizer.step()\n"
+        "    picked = lengths[scores.topk(2)[1]]\n"
+        "    assert int(picked.max()) == 9\n"
+        "    assert int(torch.sort(picked)[0].max()) == 9\n"
+        "    assert torch.arange(int(lengths.gather(0, torch.sort(scores)[1]).amax()) + 1).shape == (10,)\n"
+        "    pooled = torch.full_like(picked, -1)\n"
+        "    pooled.scatter_(0, scores.topk(2)[1] // 2, picked)\n"
+        "    assert int(pooled.max()) + 1 == 10\n",
+        device=device,
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows == 3
+
+
+def test_a_script_that_fails_after_an_assumed_size_is_told_of_it(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "net = torch.nn.Linear(8, 4).cuda()\n"
+        "classes = int(net(torch.ones(16, 8).cuda()).argmax(1).max()) + 1\n"
+        "torch.nn.functional.nll_loss(torch.zeros(classes, 4).cuda(), torch.zeros(3, dtype=torch.long).cuda())\n",
+    )
+    assert outcome.error is not None
+    where = tmp_path / "train.py"
+    assert outcome.error.hint == (
+        f"a trace has no data: item at {where}:3 was taken to give 0; if a run gives another number, "
+        f"write --assume {where}:3=N"
+    )

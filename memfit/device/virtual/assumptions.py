@@ -99,6 +99,8 @@ class Assumptions:
         """How compiled code was traced: PLANNED, EAGER or both."""
         self.of_ranks: list[str] = []
         """Lines about what other ranks were taken to do, that decides sizes on this one."""
+        self.latest = ""
+        """The last answer that may decide a size, as a sentence about a script that failed after it."""
         self._times: dict[tuple[str, str, str, bool, int, bool], int] = {}
 
     def answer(self, value: Any, where: str) -> Any:
@@ -121,6 +123,9 @@ class Assumptions:
         """
         where, users = source_line()
         entry = (operator, answer, where, doubtful, most, ends_loop)
+        if users and (doubtful or most):
+            given = f"; if a run gives another number, write --assume {where}=N" if doubtful else ""
+            self.latest = f"a trace has no data: {operator} at {where} was taken to give {answer}{given}"
         times = self._times[entry] = self._times.get(entry, 0) + 1
         if users and times > MOST_PER_LINE:
             raise InputError(
