@@ -323,11 +323,14 @@ def test_some_of_several_truth_values_hold_but_end_no_loop(tmp_path: Path, devic
         "        seen.append('best'); best = 1.0\n"
         "    if inside.all():\n"
         "        seen.append('all')\n"
+        "    if not inside.any():\n"
+        "        break\n"
         "    if inside.any():\n"
         "        break\n"
+        "    seen.append('next')\n"
         "while inside.any():\n"
         "    seen.append('turn')\n"
-        "assert seen == ['best', 'turn'], seen\n",
+        "assert seen == ['best', 'next', 'next', 'next', 'turn'], seen\n",
         device=device,
     )
     assert outcome.error is None, outcome.error.text

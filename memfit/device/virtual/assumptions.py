@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.branches import decides_branch, leaving_answer, passing_answer
+from memfit.device.virtual.branches import asks_in_for, decides_branch, leaving_answer, passing_answer
 from memfit.errors import InputError
 
 ASSUMED = "_memfit_assumed"
@@ -186,7 +186,8 @@ def assumed_truth(tensor: Tensor) -> tuple[bool, bool]:
     """(what one truth value that is not known is taken for, whether that ends a loop).
 
     It is the answer with which the check that asks goes on. Elsewhere a condition that would leave a loop does not
-    hold, nor does one that a function returns, nor one of which nothing is known.
+    hold, nor does one without which a loop might never end, nor one that a function returns, nor one of which nothing
+    is known.
     """
     frame, _ = _asking()
     passing = passing_answer(frame) if frame is not None else None
@@ -194,8 +195,10 @@ def assumed_truth(tensor: Tensor) -> tuple[bool, bool]:
         return passing is not False, False
     if frame is None or not decides_branch(frame):
         return False, False
-    leaving = leaving_answer(frame)
-    return leaving is None and tensor.__dict__.get(ASSUMED_TRUTH, False), leaving is False
+    leaving, holds = leaving_answer(frame), tensor.__dict__.get(ASSUMED_TRUTH, False)
+    if leaving is None or (leaving is False and asks_in_for(frame)):
+        return holds, leaving is False and not holds
+    return False, leaving is False
 
 
 def source_line() -> tuple[str, bool]:

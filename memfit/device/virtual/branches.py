@@ -59,6 +59,16 @@ def leaving_answer(frame: FrameType) -> bool | None:
     return None if jumped == fell else branches.jumps_if == jumped
 
 
+def asks_in_for(frame: FrameType) -> bool:
+    """Whether the innermost loop that asks is a ``for`` loop, which ends by itself."""
+    instructions = _instructions(frame.f_code)
+    loop = _innermost_loop(instructions, frame.f_lasti)
+    if loop is None:
+        return False
+    names = (step.opname for step in instructions if step.offset >= loop[0] and step.opname != "EXTENDED_ARG")
+    return next(names) == "FOR_ITER"
+
+
 def decides_branch(frame: FrameType) -> bool:
     """Whether the code of a frame branches on what it is asking, and does not keep or return it."""
     return _branches(frame) is not None
