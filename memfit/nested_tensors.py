@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 
 
@@ -51,9 +50,8 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor], other: Callable[
         return made
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(item, change, other) for item in value))
-    if isinstance(value, list | tuple):
-        if not _is_plain(value):
-            return type(value)(map_tensors(item, change, other) for item in value)
+    if isinstance(value, list | tuple) and not _is_plain(value):
+        return type(value)(map_tensors(item, change, other) for item in value)
     if _is_record(value):
         record = copy.copy(value)
         for field in fields(value):

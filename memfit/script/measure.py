@@ -29,7 +29,9 @@ from memfit.script.outcome import (
     ScriptOption,
     ScriptOutcome,
 )
+from memfit.script.phase_spans import window_ends
 from memfit.script.source_lines import NOWHERE, Line
+from memfit.script.varying_steps import larger_steps
 from memfit.trace.columns import as_trace
 from memfit.trace.operator_scratch import with_scratch
 
@@ -83,7 +85,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         options=options,
         cards=cards,
         assumed=_assumed(running),
-        not_seen=_not_seen(running, error),
+        not_seen=_not_seen(running, bare, error),
         failed_attempts=len(watch.failures),
         passes_cut=watch.passes_cut,
         error=error,
@@ -207,7 +209,7 @@ def _assumed(running: Running) -> tuple[AssumedAnswer, ...]:
     return tuple(early + own + [answer for answer in answers if answer.decides_size and answer not in own])
 
 
-def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:
+def _not_seen(running: Running, trace: Trace | None, error: ScriptError | None) -> tuple[str, ...]:
     """What the trace did not reach, or cannot look into."""
     watch = running.watch
     lines = list(running.observations.lines)
@@ -220,6 +222,9 @@ def _not_seen(running: Running, error: ScriptError | None) -> tuple[str, ...]:
         lines.append(NO_VALIDATION)
     if "save" not in names:
         lines.append(NO_LATER_SAVE if watch.saved_in_setup else NO_SAVE)
+    larger = larger_steps(trace, window_ends(watch.steps)) if trace is not None else None
+    if larger is not None:
+        lines.append(larger)
     stepped = set().union(*(known.weights for known in watch.current() if known.steps))
     for known in watch.current():
         if not known.steps and watch.windows and not known.weights <= stepped:

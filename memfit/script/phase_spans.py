@@ -91,7 +91,7 @@ def phase_spans(
         end: the number of events.
     """
     spans: list[PhaseSpan] = []
-    edges = _window_ends(steps)
+    edges = window_ends(steps)
     starts = [cut.start for cut in cuts]
     for name, start, stop in zip(_final_names(cuts, windows), starts, [*starts[1:], end], strict=True):
         inside = [edge for edge in edges if start < edge < stop] if name == "train" else []
@@ -124,7 +124,7 @@ def _failed_attempts(
     return attempts
 
 
-def _window_ends(steps: Sequence[tuple[int, int]]) -> list[int]:
+def window_ends(steps: Sequence[tuple[int, int]]) -> list[int]:
     """Events after the steps of the optimizer that steps last in a window."""
     order: list[int] = []
     for _, optimizer in steps:

@@ -1,0 +1,38 @@
+"""Whether training steps differ in size, as those of sequences of varying lengths do: a trace sees a few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from memfit.events import ALLOCATE, CATEGORIES, Trace
+from memfit.sizes import format_size
+
+_LEAST_STEPS = 3
+_SAME = 1e-3
+"""Steps whose activations differ by a smaller share are of one size."""
+_DIFFERENT = 0.02
+_ACTIVATIONS = CATEGORIES.index("activations")
+
+
+def larger_steps(trace: Trace, ends: Sequence[int]) -> str | None:
+    """What is not seen where no other step is as large as the largest one; None where steps are of a few sizes, such as
+    a full batch and the last one of a pass.
+
+    Args:
+        ends: the event after each step.
+    """
+    made = np.where(trace.kind == ALLOCATE, trace.nbytes[trace.storage], 0)
+    made = np.where(trace.category[trace.storage] == _ACTIVATIONS, made, 0)
+    trains = np.zeros(len(made), bool)
+    for name, start, end in trace.phases:
+        trains[start:end] |= name == "train"
+    sums = np.concatenate([[0], np.cumsum(np.where(trains, made, 0))])
+    sizes = sorted(int(size) for size in np.diff(sums[[0, *ends]]))
+    if len(sizes) < _LEAST_STEPS or sizes[-2] > sizes[-1] * (1 - _SAME) or sizes[0] > sizes[-1] * (1 - _DIFFERENT):
+        return None
+    return (
+        f"steps of larger batches than the {len(sizes)} that ran, which differ "
+        f"(their forwards make {format_size(sizes[0])} to {format_size(sizes[-1])})"
+    )

@@ -1,0 +1,31 @@
+"""Steps of other sizes than those that ran are named as not seen."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.script.script_trace import trace_here
+
+SCRIPT = """
+import torch
+net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64)).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for step in range(6):
+    rows = {rows}
+    net(torch.ones(rows, 64).cuda()).square().sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+    if step == 3:
+        with torch.no_grad():
+            net.eval(); net(torch.ones(4000, 64).cuda()); net.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "differ"),
+    [("1000", False), ("(1000, 300)[step % 3 == 2]", False), ("1000 + step * 173 % 700", True)],
+)
+def test_larger_batches_are_not_seen_where_no_two_steps_are_as_large(tmp_path: Path, rows: str, differ: bool) -> None:
+    outcome = trace_here(tmp_path, SCRIPT.format(rows=rows))
+    assert outcome.error is None, outcome.error.text
+    larger = [line for line in outcome.not_seen if line.startswith("steps of larger batches than the 6 that ran")]
+    assert bool(larger) is differ
