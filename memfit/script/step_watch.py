@@ -23,6 +23,7 @@ from memfit.events import ALLOCATE, FREE
 from memfit.job import is_trained
 from memfit.nested_tensors import tensors_in
 from memfit.script.hand_updates import HandUpdates
+from memfit.script.net_names import NetNames
 from memfit.script.outcome import KeptVariable
 from memfit.script.phase_spans import Cut, KnownOptimizer, PhaseSpan, RefusedRequest, phase_spans
 from memfit.script.source_lines import Line
@@ -93,7 +94,6 @@ class StepWatch:
     _trained_shapes: set[tuple[torch.Size, ...]] = field(default_factory=set)
     """Of the parameters of each net that was trained."""
     _shapes: WeakKeyDictionary[nn.Module, tuple[torch.Size, ...]] = field(default_factory=WeakKeyDictionary)
-    _named: set[int] = field(default_factory=set)
     _in_window: bool = False
     _epoch_ended: bool = False
     _window_start: int = 0
@@ -104,6 +104,7 @@ class StepWatch:
     _next_number: int = 0
 
     def __post_init__(self) -> None:
+        self._names = NetNames(self.tracer)
         self.by_hand = HandUpdates(number_of=self.tracer.recorded_number, here=self.tracer.lines.here)
 
     # ---- phases
@@ -184,7 +185,7 @@ class StepWatch:
         """Notes the begin of a module's forward."""
         if self.depth == 0 and current_autograd_node() is None:
             self.calls += 1
-            self._name(module)
+            self._names.name(module)
             if torch.is_grad_enabled():
                 if is_trained(module):
                     self.training("forward")
@@ -241,17 +242,6 @@ class StepWatch:
         if self.depth == 0 and self.phase == "validate":
             self.last = len(self.tracer.kind)
 
-    def _name(self, module: nn.Module) -> None:
-        """Records the paths of modules and the kinds of parameters, at the first forward of each net."""
-        if id(module) in self._named or any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
-            return
-        self._named.update(id(inner) for inner in module.modules())
-        self.tracer.name_modules({type(module).__name__: module})
-        for parameter in module.parameters():
-            self.tracer.categorise(parameter, "parameters" if parameter.requires_grad else "frozen")
-        for buffer in module.buffers():
-            self.tracer.categorise(buffer, "buffers")
-
     # ---- backward and steps
 
     def backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,20 +261,12 @@ class StepWatch:
             finally:
                 self.tracer.lines.leave_backward()
                 if not nested:
-                    self._name_gradients()
+                    self._names.name_gradients(self._alive)
                     self.by_hand.backward_ended()
                     self.tracer.mark("between")
                     self.last = len(self.tracer.kind)
 
         return call
-
-    def _name_gradients(self) -> None:
-        """Categorises the gradients that exist: before a step, other tensors may take their place."""
-        for optimizer in self._alive:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self.tracer.categorise(parameter.grad, "gradients")
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Notes a new optimizer and the parameters that it trains."""

@@ -88,3 +88,35 @@ def test_an_evaluation_within_every_window_belongs_to_it(tmp_path: Path) -> None
     outcome = trace_here(tmp_path, text, batches=5)
     assert outcome.windows >= 3
     assert "validate" not in outcome.peak_bytes
+
+
+WRAPPED = """
+import torch
+from torch import nn
+
+class Sharp(torch.optim.Optimizer):
+    def __init__(self, parameters, base, **options):
+        super().__init__(parameters, options)
+        self.base = base(self.param_groups, **options)
+
+    def climb(self):
+        self.kept = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    def descend(self):
+        self.base.step()
+
+net = nn.Linear(64, 64).cuda()
+optimizer = Sharp(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+for step in range(1000):
+    for move in (optimizer.climb, optimizer.descend):
+        net(torch.randn(8, 64).cuda()).sum().backward()
+        move()
+    net.zero_grad()
+torch.save(net.state_dict(), "net.pt")
+"""
+
+
+def test_an_optimizer_that_another_steps_for_is_not_missed(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, WRAPPED)
+    assert outcome.error is None
+    assert not [line for line in outcome.not_seen if "never stepped" in line]
