@@ -1,9 +1,12 @@
 """Scripts that use more than one card in one process."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from memfit.device.virtual.assumptions import Assumptions
 from memfit.script.failures import script_error
 from tests.script.script_trace import trace_here
 
@@ -41,6 +44,7 @@ def test_the_answer_says_that_several_cards_were_counted_as_one(tmp_path: Path, 
 
 
 def test_a_script_that_asks_for_more_cards_than_one_is_told_how_to_have_them() -> None:
+    tracer: Any = SimpleNamespace(virtual=SimpleNamespace(assumptions=Assumptions()))
     error = RuntimeError("You requested gpu: [0, 1]\n But your machine only has: [0]")
-    assert "--world" in script_error(error, None).hint  # type: ignore[arg-type]
-    assert not script_error(RuntimeError("the only cuda tensor"), None).hint  # type: ignore[arg-type]
+    assert "--world" in script_error(error, tracer).hint
+    assert not script_error(RuntimeError("the only cuda tensor"), tracer).hint

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,11 +21,13 @@ from torch import Tensor
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.layout_copies import convolution_layout, takes_cudnn_batch_norm
 from memfit.device.virtual.patching import replaced
-from memfit.torch_compat import FakeTensor, c_bindings, scoped_library, suggest_memory_format
+from memfit.torch_compat import DisableTorchFunction, FakeTensor, c_bindings, scoped_library, suggest_memory_format
 from memfit.torch_compat.attributes import CONVOLUTION_LAYOUT
 from memfit.torch_compat.tracing import shape_functions
 
 _aten = torch.ops.aten
+
+_contiguous: Any = _aten.contiguous.default
 
 FUSED_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
@@ -55,9 +57,9 @@ def _group_norm(
 ) -> Tensor:  # fmt: skip
     """CUDA's group norm reads plain tensors, and copies others first (group_norm.cpp); a backend of ours would not."""
     batch, channels = x.shape[:2]
-    weight, bias = (None if parameter is None else parameter.contiguous() for parameter in (weight, bias))
+    weight, bias = (None if parameter is None else _contiguous(parameter) for parameter in (weight, bias))
     out: Tensor = _aten.native_group_norm(
-        x.contiguous(), weight, bias, batch, channels, math.prod(x.shape[2:]), groups, eps
+        _contiguous(x), weight, bias, batch, channels, math.prod(x.shape[2:]), groups, eps
     )[0]
     return out
 
@@ -105,9 +107,19 @@ def _batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:  # fmt: skip
     """cuDNN reads dense tensors: others are copied, and the copy is kept for the backward (Normalization.cpp)."""
     if takes_cudnn_batch_norm(x, weight):
-        x = x.contiguous(memory_format=suggest_memory_format(x))
+        x = _contiguous(x, memory_format=suggest_memory_format(x))
     out, means, deviations = _aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, eps)
-    return out, means, deviations, x.new_empty(0, dtype=torch.uint8), 0
+    return out, means, deviations, torch.empty(0, dtype=torch.uint8, device=x.device), 0
+
+
+def _below_torch_function(steps: Callable[..., Any]) -> Callable[..., Any]:
+    """As a kernel in C++: it calls no method that a subclass of a tensor has of its own."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with DisableTorchFunction():
+            return steps(*args, **kwargs)
+
+    return kernel
 
 
 COMPOSITES: dict[Any, Any] = {
@@ -159,7 +171,7 @@ def cuda_kernels() -> Iterator[None]:
         for name in FUSED_ON_CUDA:
             library.impl(name, _never_run)
         for op, steps in COMPOSITES.items():
-            composites.impl(op, steps)
+            composites.impl(op, _below_torch_function(steps))
         shapes.impl("_thnn_fused_gru_cell", _gru_cell)
         shapes.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward)
         for name, kernel in SYNC_BATCH_NORM.items():

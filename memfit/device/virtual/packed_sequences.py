@@ -5,15 +5,15 @@ As in ATen/native/PackedSequence.cpp: runs of steps that the same number of sequ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import FakeTensor, disable_current_modes
+from memfit.torch_compat.packed_sequences import unpacking_replaced
 
 
 def packed(padded: Tensor, sizes: Sequence[int], batch_first: bool) -> Tensor:
@@ -37,25 +37,24 @@ def _runs(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         begin = end
 
 
-@contextmanager
-def unpacked_in_a_trace() -> Iterator[None]:
+def unpacked_in_a_trace() -> AbstractContextManager[None]:
     """Context in which ``pad_packed_sequence`` takes tensors of a trace: torch's own writes the lengths to memory that
     a fake tensor does not have."""
-    padded = torch._VF._pad_packed_sequence
+    return unpacking_replaced(_unpacking)
 
+
+def _unpacking(unpack: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
     def unpacked(
         data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
     ) -> tuple[Tensor, Tensor]:
         if not isinstance(data, FakeTensor) or isinstance(batch_sizes, FakeTensor):
-            made: tuple[Tensor, Tensor] = padded(data, batch_sizes, batch_first, padding_value, total_length)
-            return made
+            return unpack(data, batch_sizes, batch_first, padding_value, total_length)
         with disable_current_modes():
             sizes = batch_sizes.tolist()
             lengths = torch.tensor([sum(size > row for size in sizes) for row in range(sizes[0])])
         return _padded(data, sizes, batch_first, padding_value, total_length), lengths
 
-    with replaced(torch._VF, _pad_packed_sequence=unpacked):
-        yield
+    return unpacked
 
 
 def _padded(data: Tensor, sizes: Sequence[int], batch_first: bool, padding_value: float, total_length: int) -> Tensor:
