@@ -1,5 +1,8 @@
 """Words for people."""
 
+TURNS = "a run may make more turns, and need more than predicted"
+"""The end of what is said of a loop whose condition was assumed."""
+
 
 def counted(count: int, noun: str) -> str:
     """``1 module``, ``2 modules``."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memfit.device.hardware.catalogue import Device, catalogue
-from memfit.device.virtual.assumptions import TURNS
 from memfit.device.virtual.redirect import named_cards
 from memfit.events import ALLOCATE, CATEGORIES, FAILED, FREE, Trace
 from memfit.footprint import Footprint
@@ -34,6 +33,7 @@ from memfit.script.source_lines import NOWHERE, Line
 from memfit.script.varying_steps import larger_steps
 from memfit.trace.columns import as_trace
 from memfit.trace.operator_scratch import with_scratch
+from memfit.wording import TURNS
 
 if TYPE_CHECKING:
     from memfit.script.run_script import Running

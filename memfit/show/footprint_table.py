@@ -14,7 +14,7 @@ from memfit.engine.capabilities import CAPABILITIES
 from memfit.show.console import make_console
 from memfit.show.stage_table import stage_table
 from memfit.sizes import format_size
-from memfit.wording import counted, units_in_words
+from memfit.wording import TURNS, counted, units_in_words
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
@@ -141,7 +141,20 @@ def coloured_verdict(footprint: Footprint, device: Device) -> Text:
 
 
 def verdict_line(footprint: Footprint, device: Device) -> str:
-    """``Fits on RTX 4090 with 12.2 GiB to spare (peak: training, 11.3 of 23.5 GiB).``"""
+    """``Fits on RTX 4090 with 12.2 GiB to spare (peak: training, 11.3 of 23.5 GiB).``, and what that hangs on."""
+    return _verdict(footprint, device) + if_loops_end(footprint)
+
+
+def if_loops_end(footprint: Footprint) -> str:
+    """A sentence where loops that wait for data were taken to end, as those of an adaptive solver; else empty."""
+    loops = [line.partition(": ")[0] for line in footprint.assumed if line.endswith(TURNS)]
+    if not loops or footprint.verdict == "no":
+        return ""
+    more = f" and {counted(len(loops) - 1, 'more loop')}" if len(loops) > 1 else ""
+    return f" A run needs more if the loop at {loops[0]}{more} makes more turns than were traced."
+
+
+def _verdict(footprint: Footprint, device: Device) -> str:
     worst = largest_process(footprint)
     usable = device.usable_bytes or 0
     peak = f"peak: {phase_name(footprint.limiting_phase)}, {of_sizes(worst.process_bytes, usable)}"

@@ -15,7 +15,7 @@ from memfit.script.batch_scan import BatchScan
 from memfit.script.outcome import LineUse, ScriptOutcome, TraceRequest
 from memfit.script.request_device import requested_device
 from memfit.show.console import make_console
-from memfit.show.footprint_table import coloured_verdict, largest_process, phase_name, phase_table
+from memfit.show.footprint_table import coloured_verdict, if_loops_end, largest_process, phase_name, phase_table
 from memfit.sizes import format_size
 from memfit.wording import counted
 
@@ -98,9 +98,8 @@ def script_headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
         smallest = next((card for card in outcome.cards if card.verdict == "yes"), None)
         text = Text(f"Needs {format_size(worst.process_bytes)}", style="bold")
         where = f"the smallest card that fits is {smallest.name}" if smallest else "no card of the catalogue is enough"
-        return text.append(
-            f" of card memory at the peak of {phase_name(footprint.limiting_phase)}: {where}.", style="default"
-        )
+        peak = f" of card memory at the peak of {phase_name(footprint.limiting_phase)}: {where}."
+        return text.append(peak + if_loops_end(footprint), style="default")
     return coloured_verdict(footprint, requested_device(request))
 
 

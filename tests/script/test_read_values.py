@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from memfit.device.hardware.catalogue import find_device
+from memfit.show.footprint_table import verdict_line
 from tests.script.script_trace import trace_here
 from tests.script.test_training_loops import NET, STEP
 
@@ -337,6 +339,8 @@ def test_some_of_several_truth_values_hold_but_end_no_loop(tmp_path: Path, devic
     assert outcome.windows == 3
     ends = [answer.answer for answer in outcome.assumed if answer.operator == "the condition of a loop"]
     assert ends == ["False; a run may make more turns, and need more than predicted"]
+    said = verdict_line(outcome.footprint, find_device(device))
+    assert said.endswith(f" A run needs more if the loop at {tmp_path}/train.py:28 makes more turns than were traced.")
 
 
 @pytest.mark.parametrize("device", ["cpu", "rtx4090"])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from memfit.device.virtual.branches import asks_in_for, decides_branch, leaving_answer, passing_answer
 from memfit.errors import InputError
+from memfit.wording import TURNS
 
 ASSUMED = "_memfit_assumed"
 """Attribute of a fake tensor of integers: the value of each, where that follows from integers that are taken for 0 or
@@ -26,9 +27,6 @@ HOLDS_IF_FINITE = "_memfit_holds_if_finite"
 ASSUMED_TRUTH = "_memfit_assumed_truth"
 """Attribute of a fake tensor of one truth value: the answer where a number that is not known is taken for 0.5, and some
 of several truth values hold."""
-
-TURNS = "a run may make more turns, and need more than predicted"
-"""The end of what is said of a loop whose condition was assumed."""
 
 DOUBT = "where that is a size, a run needs more than predicted"
 """The end of what is said of an integer that was assumed."""
