@@ -76,15 +76,25 @@ def timed_environment() -> dict[str, str]:
 
 
 def command() -> str:
-    """This process's command, without the option that names the file; paths are relative to the repository's root."""
+    """This process's command, without the option that names the file; paths are relative to the repository's root, and
+    of those outside of the folder around it only the last part is kept."""
     arguments = iter(sys.argv[1:])
     kept = []
     for argument in arguments:
         if argument == "--json":
             next(arguments, None)
         elif not argument.startswith("--json="):
-            kept.append(os.path.relpath(argument, ROOT) if os.path.isabs(argument) else argument)
+            option, equals, value = argument.rpartition("=")
+            kept.append(option + equals + _path(value))
     return shlex.join(["python", "-m", f"bench.{_name()}", *kept])
+
+
+def _path(argument: str) -> str:
+    """An argument as it stands in a result: no folder of this machine."""
+    if not argument.startswith(("/", "..")):
+        return argument
+    path = os.path.relpath(argument, ROOT)
+    return os.path.basename(path) if path.startswith("../..") else path
 
 
 def commit() -> str | None:

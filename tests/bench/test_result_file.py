@@ -30,3 +30,13 @@ def test_a_benchmark_that_ran_before_does_not_make_a_tree_dirty(
     assert len(clean) == 7
     (tmp_path / "code.py").write_text("2\n")
     assert result_file.commit() == f"{clean}-dirty"
+
+
+def test_a_command_names_no_folder_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "a" / "b" / "memfit"
+    monkeypatch.setattr(result_file, "ROOT", root)
+    given = [f"{tmp_path}/cache", f"--data={tmp_path}/runs.csv", f"{root}/bench/rows.csv", "../../cut.csv", "8"]
+    monkeypatch.setattr(result_file.sys, "argv", ["bench/accuracy.py", *given, "--json", "x", "--out=here.json"])
+    monkeypatch.chdir(tmp_path)
+    words = result_file.command().split()[3:]
+    assert words == ["cache", "--data=runs.csv", "bench/rows.csv", "cut.csv", "8", "--out=here.json"]

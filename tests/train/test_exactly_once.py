@@ -5,10 +5,7 @@ python -m pytest tests/train/test_exactly_once.py
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -67,13 +64,6 @@ def as_it_is(tensor):
     return tensor
 
 
-def of_one_storage(step):
-    """The same gradients, as FSDP2 leaves those of a unit."""
-    made = gradients(step)
-    parts = torch.cat([gradient.flatten() for gradient in made]).split([gradient.numel() for gradient in made])
-    return [part.view_as(gradient) for part, gradient in zip(parts, made, strict=True)]
-
-
 def stepped(make, steps, once=None, fail_at=0, fail_in=0, failing=FailsAt, part=as_it_is, given=gradients):
     """(parameters and state after the steps, whether it failed).
 
@@ -103,16 +93,6 @@ def as_plain(kind):
     return lambda learned: kind(learned, lr=0.1, **({} if kind is torch.optim.Rprop else options))
 
 
-class Scaling(torch.optim.SGD):
-    """Writes to the gradients."""
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.grad.mul_(0.5)
-        return super().step(closure)
-
-
 CASES = {kind.__name__: as_plain(kind) for kind in sorted(PER_PARAMETER, key=lambda kind: kind.__name__)} | {
     "AdamW foreach": lambda learned: torch.optim.AdamW(learned, lr=0.1, foreach=True),
     "Adam fused": lambda learned: torch.optim.Adam(learned, lr=0.1, fused=True),
@@ -124,7 +104,6 @@ CASES = {kind.__name__: as_plain(kind) for kind in sorted(PER_PARAMETER, key=lam
         [{"params": learned[:1], "lr": 0.3}, {"params": learned[1:]}], lr=0.1, fused=True
     ),
     "past the counter": lambda learned: Past(learned, lr=0.1),
-    "scaled gradients": lambda learned: Scaling(learned, lr=0.1, momentum=0.9),
     "hooked": lambda learned: hooked(torch.optim.AdamW(learned, lr=0.1)),
 }
 
@@ -166,40 +145,6 @@ def applied_once_or_given_up(make, fail_in, failing, part=as_it_is, given=gradie
     assert undisturbed >= 1
     if make not in READ_BEFORE_WRITE:
         assert given_up == 0
-
-
-@pytest.fixture
-def as_part():
-    """Makes a tensor this rank's part of a DTensor, on the one rank of a group."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh("cpu", (1,))
-    yield lambda tensor: distribute_tensor(tensor, mesh, [Shard(0)])
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("name", ["AdamW", "AdamW foreach", "Adam fused", "SGD foreach", "hooked", "past the counter"])
-@pytest.mark.parametrize("fail_in", [0, 1], ids=["first step", "later step"])
-def test_a_step_of_parts_that_fails_at_any_operator_is_applied_once(name, fail_in, as_part):
-    applied_once_or_given_up(CASES[name], fail_in, FailsAt, as_part)
-
-
-@pytest.mark.parametrize("failing", [FailsAt, FunctionFailsAt])
-def test_a_step_whose_gradients_lie_in_one_storage_is_applied_once(failing):
-    applied_once_or_given_up(CASES["AdamW"], 1, failing, given=of_one_storage)
-
-
-def test_a_step_that_writes_to_gradients_of_one_storage_is_given_up_once_it_has():
-    with pytest.raises(TornStepError):
-        stepped(
-            CASES["scaled gradients"],
-            2,
-            ExactlyOnce(lambda error: None),
-            5,
-            1,
-            FunctionFailsAt,
-            as_it_is,
-            of_one_storage,
-        )
 
 
 @pytest.mark.parametrize("make", [CASES["AdamW"], CASES["AdamW foreach"], CASES["SGD foreach"]])

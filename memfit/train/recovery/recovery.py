@@ -241,7 +241,8 @@ class Recovery:
             TornStepError: memory ran out, and what is left of the step cannot be done alone.
             StartAgainError: the same, on one of several ranks.
         """
-        if optimizer is not None and overflowed(self._state, optimizer):
+        scaler = self._state.scaler
+        if scaler is not None and optimizer is not None and has_infinity(scaler, optimizer):
             return
         try:
             self._apply_once(act, optimizer, further)
@@ -392,10 +393,3 @@ class Recovery:
         if self._state.scaler is not None:
             forget_optimizers(self._state.scaler)
         give_back(self._state.device)
-
-
-def overflowed(train_state: TrainState, optimizer: Optimizer) -> bool:
-    """Whether a scaler found an infinity among the gradients, which it has unscaled."""
-    if train_state.scaler is None:
-        return False
-    return has_infinity(train_state.scaler, optimizer)
