@@ -9,7 +9,6 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from textwrap import shorten
 from typing import Any, NoReturn
 
 import torch
@@ -24,7 +23,7 @@ from memfit.engine.lost_rank import describe_loss, is_lost_rank
 from memfit.engine.process_group import join, join_alone
 from memfit.engine.protocol import Engine
 from memfit.engine.torchrun_env import is_restart, torchrun_env
-from memfit.errors import Exit, InputError, describe, message_of, mistake_in_job
+from memfit.errors import Exit, InputError, describe, mistake_in_job
 from memfit.garbage import freeze_loaded
 from memfit.job import Job
 from memfit.plan import Plan, read_plan
@@ -62,7 +61,7 @@ from memfit.train.loop.online_verify import OnlineVerify
 from memfit.train.loop.run_context import RunContext
 from memfit.train.loop.validation_data import no_real_samples
 from memfit.train.recovery.exactly_once import TornStepError
-from memfit.train.recovery.failure import requested_bytes
+from memfit.train.recovery.failure import describe_memory_failure
 from memfit.train.recovery.recovery import GIVES_UP
 from memfit.train.recovery.reduced_limits import (
     NO_REDUCTION,
@@ -229,11 +228,8 @@ def _start_again(
 
 def _out_of_memory(error: Exception, plan: Plan, before: int) -> str:
     """What is said of a memory failure where nothing can be made smaller."""
-    message = message_of(error) or type(error).__name__
-    asked = requested_bytes(message)
-    what = f"{format_size(asked)} asked for" if asked is not None else shorten(message.splitlines()[0], 160)
     return (
-        f"out of memory: {what}; the budget is {format_size(plan.budget_bytes)} "
+        f"out of memory: {describe_memory_failure(error)}; the budget is {format_size(plan.budget_bytes)} "
         f"over the {format_size(before)} held before; "
         "plan again with a smaller --micro-batch or a larger --memory, and go on with --resume"
     )
