@@ -291,3 +291,24 @@ def test_an_envelope_that_fails_makes_micro_batches_smaller_before_the_first_ste
     assert [line["retries"] for line in metrics] == [0, 0, 0]
     assert [line["micro_batches"] for line in metrics] == [4, 4, 3]
     assert consumed(ids) == list(range(22))
+
+
+@pytest.mark.parametrize("name", ["noisy", "gan"])
+def test_a_step_of_the_trial_that_fails_is_tried_again(name, tmp_path):
+    kind, micro = JOBS[name]
+    _, wanted, ids, _, points = run(tmp_path / "without", kind(), micro, steps=True)
+    _, _, _, _, both = run(tmp_path / "with", kind(), micro, steps=True, proves=True)
+    of_the_trial = both.reached["step"] - points.reached["step"]
+    assert of_the_trial > 0
+    for number in range(0, of_the_trial, max(of_the_trial // 7, 1)):
+        fails = {("step", number): 1}
+        code, learnt, answer, _, seen = run(tmp_path / f"{number}", kind(), micro, fails, steps=True, proves=True)
+        assert (code, seen.failed) == (Exit.DONE, 1)
+        assert answer == ids
+        assert same(learnt, wanted), f"operator {number}"
+
+
+def test_a_step_of_the_trial_that_fails_three_times_ends_the_run(tmp_path):
+    fails = {("step", number): 1 for number in range(3)}
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        run(tmp_path / "run", Plain(), 3, fails, steps=True, proves=True)

@@ -5,7 +5,7 @@ these make, validation and saving. What does not fit is found in seconds and not
 smaller, validation too.
 
 A step is tried whole, except that writes to what was there before are left out; the state that it makes is dropped in
-the end.
+the end. One that memory fails is tried twice more, as in a window.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -32,7 +33,9 @@ from memfit.torch_compat.attributes import schema_of, storage_id_of
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
-from memfit.train.recovery.failure import give_back
+from memfit.train.launch.memory_limit import is_memory_failure
+from memfit.train.recovery.exactly_once import ATTEMPTS
+from memfit.train.recovery.failure import clear_frames, give_back
 from memfit.train.recovery.recovery import Recovery
 from memfit.train.recovery.step_attributes import StepAttributes, state_values
 
@@ -63,11 +66,17 @@ def preflight_training(
         return result
 
     def once(act: Callable[[], None], optimizer: Optimizer | None, further: Sequence[Tensor]) -> None:
-        if optimizer is None:
-            with _LeavesAlone(list(further)):
-                act()
+        def tried() -> None:
+            if optimizer is None:
+                with _LeavesAlone(list(further)):
+                    act()
+            else:
+                made.extend((optimizer, key) for key in _tried(train_state.engine, act, optimizer))
+
+        if train_state.engine.syncs_in_step:  # all ranks start again where it fails
+            recovery.guard.once(tried, optimizer, further)
         else:
-            made.extend((optimizer, key) for key in _tried(train_state.engine, act, optimizer))
+            _again(tried, train_state.device)
         moving.watch()
 
     guard = Guard(gradients=gradients, once=once, norms=recovery.guard.norms)
@@ -89,6 +98,19 @@ def preflight_training(
             train_state.scaler.load_state_dict(scaler)
         set_random_state(random, train_state.device)
         give_back(train_state.device)
+
+
+def _again(act: Callable[[], None], device: torch.device) -> None:
+    """Runs what leaves nothing behind where it fails; after a memory failure again, once there was made room."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return act()
+        except Exception as error:
+            if not is_memory_failure(error):
+                raise
+            clear_frames(error)
+            give_back(device)
+    return act()
 
 
 def _tried(engine: Engine, act: Callable[[], None], optimizer: Optimizer) -> set[Any]:

@@ -69,7 +69,8 @@ class ExactlyOnce:
             written = _with_others(written, attributes)
             # averages are written through ``.data`` as often as not, which the counter does not see, nor does it see
             # operators on lists of DTensors
-            unseen = id(optimizer) in self._unseen or bool(attributes.further) or any(map(_is_part, written))
+            parts = not _PLAIN.issuperset(map(type, written)) and any(map(_is_part, written))
+            unseen = id(optimizer) in self._unseen or bool(attributes.further) or parts
             counted = unseen or current_dispatch_mode() is not None
             fused = not counted and _is_fused(optimizer)
             self._written_once(act, written, attributes, counted=counted, fused=fused)
@@ -341,6 +342,7 @@ def _has_state(optimizer: Optimizer, parameter: Tensor) -> bool:
 
 
 _NUMBERS = frozenset((int, float, bool))
+_PLAIN = frozenset((Tensor, nn.Parameter))
 _TENSORS = frozenset((Tensor,))
 
 
