@@ -248,21 +248,43 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     if not (func.is_view or torch.Tag.pointwise in func.tags or func is _aten._to_copy.default):
         return
-    real = []
+    arguments: list[Any] = []
+    alike = True  # each argument holds one integer many times
+    for argument in args:
+        if isinstance(argument, Tensor):
+            if argument.dtype not in _INTEGERS or not small(argument):
+                return
+            known = value_of(argument)
+            alike = alike and (known is None or known.numel() == 1)
+        arguments.append(argument)
+    if not out.numel():
+        return
+    if alike and func.is_view and out.dtype == args[0].dtype:
+        setattr(out, ASSUMED, assumed_integer(args[0]) if value_of(args[0]) is None else known_item(args[0]))
+        return
     with disable_current_modes():
-        for argument in args:
-            if isinstance(argument, Tensor):
-                if argument.dtype not in _INTEGERS or not small(argument):
-                    return
-                known = value_of(argument)
-                assumed = assumed_integer(argument)
-                argument = torch.full(argument.shape, assumed, dtype=argument.dtype) if known is None else known
-            real.append(argument)
+        real = [_content(argument, whole=not alike or func.is_view) for argument in arguments]
         named = {name: value for name, value in kwargs.items() if name != "device"}
         with contextlib.suppress(RuntimeError):  # such as a division by 0
-            values = func(*real, **named).unique()
-            if len(values) == 1:
-                setattr(out, ASSUMED, int(values.item()))
+            values = func(*real, **named)
+            first = values.flatten()[0]
+            if values.numel() == 1 or bool((values == first).all()):
+                setattr(out, ASSUMED, int(first.item()))
+
+
+def _content(argument: Any, *, whole: bool) -> Any:
+    """What stands for an operator's argument: of a tensor its known content, or what each integer of it is taken for.
+
+    Args:
+        whole: False: one element for all, in as many dimensions, which count where types are promoted.
+    """
+    if not isinstance(argument, Tensor):
+        return argument
+    known = value_of(argument)
+    if known is not None:
+        return known
+    shape = argument.shape if whole else (1,) * argument.dim()
+    return torch.full(shape, assumed_integer(argument), dtype=argument.dtype)
 
 
 def _largest(tensor: Tensor) -> int | None:

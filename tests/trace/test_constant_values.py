@@ -185,3 +185,25 @@ def test_what_other_ranks_send_is_not_known(collective, kept):
         given, own = torch.tensor([5, 5]), torch.tensor([3, 4])
         collective(given, own)
         assert (constant_values.value_of(given) is not None) is kept
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_what_unknown_integers_are_taken_for_is_worked_out_with_one_of_them(device, monkeypatch):
+    """Thousands of codes of a quantized state, of each parameter: their content was made at each operator."""
+    made, full = [], torch.full
+
+    def noted(size, *arguments, **named):
+        made.append(torch.Size(size).numel())
+        return full(size, *arguments, **named)
+
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        codes = torch.randn(64, 256).long()
+        monkeypatch.setattr(torch, "full", noted)
+        later = (codes + 32).view(128, 128).to(torch.uint8).flatten()[5:] * 3 - torch.tensor(6)
+        assert later.expand(2, -1).max().item() == 90
+        assert (codes.to(torch.int8) + 2000).max().item() == -48
+        assert (codes + 2**40).view(torch.int32).max().item() == codes.max().item() == 0
+        assert (codes[:0] + 7).sum().item() == 0
+        assert sum(size > 1 for size in made) <= 1, "only the view of another type needs all of them"
+        assert ((codes[0] + 5) * (torch.arange(256) >= 0).long()).max().item() == 5
+        assert ((codes[0] + 5) * torch.arange(256)).max().item() == 0

@@ -22,6 +22,8 @@ LIBRARIES = {
     "WebDatasetShuffled": "webdataset", "Mosaic": "streaming",
 }  # fmt: skip
 WINDOW = 12
+PLACES = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+"""Where imports are looked for: libraries may lie in a folder of their own."""
 
 
 def make_plan(folder, name, *, ranks):
@@ -37,7 +39,7 @@ def make_plan(folder, name, *, ranks):
 
 def run(plan, out, *options, windows=8, samples):
     command = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(out), "--windows", str(windows), *options]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "STREAM_FOLDER": str(samples)}
+    env = {**os.environ, "PYTHONPATH": PLACES, "OMP_NUM_THREADS": "1", "STREAM_FOLDER": str(samples)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -78,7 +80,7 @@ def test_two_ranks_share_no_sample_and_go_on_after_a_kill(tmp_path, name):
     assert len(by_window[0]) == WINDOW
     killed = tmp_path / "killed"
     command = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(killed), "--workers", "1"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "STREAM_FOLDER": str(samples)}
+    env = {**os.environ, "PYTHONPATH": PLACES, "OMP_NUM_THREADS": "1", "STREAM_FOLDER": str(samples)}
     options = ["--windows", "8", "--save-every", "0"]
     process = subprocess.Popen([*command, *options], env=env, stderr=subprocess.DEVNULL, cwd=ROOT)
     until = time.monotonic() + 120
