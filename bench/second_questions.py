@@ -43,6 +43,7 @@ SECOND = {
     "micro-batch": "predict {job} --device rtx4090 {other}",
     "max": "max {job} --device rtx4090",
     "max, another card": "max {job} --device l4",
+    "max, other kernels": "max {job} --device h100",
     "cards": "cards {job} --no-largest",
     "compare": "compare {job} --checkpoint all --device rtx4090",
 }

@@ -16,11 +16,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memfit.device.hardware.catalogue import find_device
+from memfit.device.hardware.catalogue import Device, find_device
 from memfit.job import Shape
 from memfit.user_cache import cache_folder
+
+if TYPE_CHECKING:
+    from memfit.planner.asked_job import AskedJob
 
 SWITCH = "MEMFIT_TRACE_AHEAD"
 """The environment variable that turns this off with 0."""
@@ -82,22 +85,31 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _trace(request: Mapping[str, Any]) -> None:
-    """Traces other micro-batches and cards, then what ``memfit max`` and ``memfit cards`` ask first."""
+    """Traces other micro-batches and cards, then what ``memfit max`` and ``memfit cards`` ask first, then what
+    ``memfit max`` asks of the other cards."""
     from memfit.cli.job_options import asked_job, micro_batch_shape
     from memfit.cli.options import choose_devices
     from memfit.cli.progress import progress
     from memfit.planner.card_comparison import compare_cards
-    from memfit.planner.largest import by_items, largest_of
     from memfit.planner.trace_ahead import trace_ahead
 
     shape, device = Shape(**request["shape"]), find_device(request["device"])
     with progress("tracing", quiet=True), asked_job(request["job"], request["pairs"], request["precision"]) as asked:
-        trace_ahead(asked, shape, device, **request["choices"])
-        for policy in asked.facts.policies:
-            with suppress(Exception):  # the job's code may refuse what nobody asked for
-                largest_of(policy, device, asked, by_items(asked.facts.longest))
-            asked.keep()
+        others = trace_ahead(asked, shape, device, **request["choices"])
+        _find_largest(asked, device)
         compare_cards(asked, micro_batch_shape(asked.facts, None, None), choose_devices(("all",), None, None))
+        for card in others:
+            _find_largest(asked, card)
+
+
+def _find_largest(asked: AskedJob, device: Device) -> None:
+    """The largest micro-batch under each policy, which is kept as it is found."""
+    from memfit.planner.largest import by_items, largest_of
+
+    for policy in asked.facts.policies:
+        with suppress(Exception):  # the job's code may refuse what nobody asked for
+            largest_of(policy, device, asked, by_items(asked.facts.longest))
+        asked.keep()
 
 
 def step_aside() -> None:

@@ -111,9 +111,8 @@ def with_certain(answer: Largest, asked: AskedJob, vary: Vary) -> Largest:
     sizes = _Sizes(answer.policy, answer.device, asked, vary)
     known = asked.remembered(f"certain {sizes.key}")
     if known is None:
-        smallest = (answer.search.smallest,) if answer.search.smallest is not None else ()
         smaller = search_size(
-            sizes.highest, answer.device.usable_bytes or 0, most=answer.size - 1, starts=(1, *smallest),
+            sizes.highest, answer.device.usable_bytes or 0, most=answer.size, starts=(answer.size,),
             step=answer.search.step, must_begin=False,
         )  # fmt: skip
         known = [smaller.size]

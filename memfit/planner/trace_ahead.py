@@ -19,8 +19,9 @@ from memfit.planner.prediction import TracedQuestion, answer
 from memfit.trace.event_limit import far_more_than, most_events
 
 
-def trace_ahead(asked: AskedJob, shape: Shape, device: Device, **choices: Any) -> None:
-    """Traces what answers for other micro-batches on a question's card, then its step on the other cards.
+def trace_ahead(asked: AskedJob, shape: Shape, device: Device, **choices: Any) -> list[Device]:
+    """Traces what answers for other micro-batches on a question's card, then its step on the other cards; gives a card
+    of each kind of kernels but its own.
 
     What the job's code raises is left out: nobody asked for these steps. Each trace is kept when it is made.
 
@@ -28,7 +29,7 @@ def trace_ahead(asked: AskedJob, shape: Shape, device: Device, **choices: Any) -
         shape, device, choices: the question that was answered, as of ``AskedJob.question``.
     """
     if not device.is_cuda:
-        return
+        return []
 
     def traced(items: int, card: Device) -> TracedQuestion | None:
         with suppress(Exception):
@@ -39,7 +40,7 @@ def trace_ahead(asked: AskedJob, shape: Shape, device: Device, **choices: Any) -
 
     first = traced(shape.items, device)
     if first is None:
-        return
+        return []
     limit = far_more_than(max(len(trace.kind) for trace in first.traces.values()))
     known = sharing_cards(first)
     if (other := traced(_other(shape.items), device)) is not None:
@@ -47,10 +48,13 @@ def trace_ahead(asked: AskedJob, shape: Shape, device: Device, **choices: Any) -
         most = items_beyond(answer(low, asked.name, device), answer(high, asked.name, device), (device, *known))
         with most_events(limit):
             derived_ranges(lambda items: _only_trace(traced(items, device)), most)
+    others = []
     for card in catalogue().values():
         if card.is_cuda and card.usable_bytes is not None and card not in known:
+            others.append(card)
             question = traced(shape.items, card)
             known += sharing_cards(question) if question is not None else []
+    return others
 
 
 def _other(items: int) -> int:

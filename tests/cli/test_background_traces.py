@@ -109,6 +109,7 @@ def test_later_questions_of_a_script_are_answered_without_another_trace(folder):
         ("predict", "job.py:Own", "--device", "t4"),
         ("predict", "job.py:Own", "--device", "h100"),
         ("max", "job.py:Own", "--device", "rtx4090"),
+        ("max", "job.py:Own", "--device", "t4"),
         ("cards", "job.py:Own"),
     )
     kept = [answers(asked(folder, *question, "--json")) for question in questions]

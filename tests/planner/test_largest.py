@@ -69,7 +69,9 @@ def test_the_largest_micro_batch_is_what_predict_says():
         assert not predict(JOB, "dit", Shape(items=answer.size + 1), CARD, checkpointing=modes).footprint.fits
 
 
-@pytest.mark.parametrize("device", [CARD, with_memory(find_device("cpu"), 300 << 20)], ids=["card", "cpu"])
+@pytest.mark.parametrize(
+    "device", [CARD, find_device("h100"), with_memory(find_device("cpu"), 300 << 20)], ids=["card", "large card", "cpu"]
+)
 def test_the_whole_interval_of_the_certain_size_fits_and_that_of_the_next_one_does_not(device):
     asked = AskedJob("wide", LinearLayer)
     answer = with_certain(largest_of(asked.facts.policies[0], device, asked, by_items(None)), asked, by_items(None))
