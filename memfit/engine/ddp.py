@@ -109,7 +109,7 @@ class Ddp(DataParallelMixin, TorchOptimMixin, TorchStateMixin):
     def prepare(self, parameters: Sequence[nn.Parameter]) -> Prepared:
         """Buffers, and zeros where another rank has a gradient and this one has none."""
         self.fill(parameters)
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients: list[Tensor] = [local_tensor(p.grad) for p in parameters if p.grad is not None]
         in_place = [g.nbytes >= BUCKET_BYTES // 2 and g.is_contiguous() for g in gradients]
         return Prepared(
             large=tuple(g for g, alone in zip(gradients, in_place, strict=True) if alone),

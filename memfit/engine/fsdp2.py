@@ -3,7 +3,8 @@
 torch's ``fully_shard`` on the blocks of every trained net and on the net itself: a block's parameters are
 gathered before its forward and its backward and dropped after them, and gradients are scattered as sums. A call of a
 module of a block counts as a forward of the block where that does not run (``outside_calls``). Frozen nets
-stay whole on every rank, buffers too. An average of the weights is sharded as the weights are, on every rank.
+stay whole on every rank, buffers and single numbers too, whose gradients are summed over the ranks once a window. An
+average of the weights is sharded as the weights are, on every rank.
 On a mesh of ``dp_replicate`` x ``dp_shard`` ranks a parameter is sharded over ``dp_shard``, and its gradient is summed
 over ``dp_replicate`` after it was scattered (HSDP). On ``tp`` ranks layers are cut first (``tensor_parallel``), on
 ``ep`` ranks experts are divided (``expert_parallel``), and on ``dp_shard_in_ep`` ranks too, over which all else is
@@ -34,7 +35,7 @@ from memfit.blocks import has_forward, items
 from memfit.engine.collectives import full_tensor
 from memfit.engine.container_sync import ContainerSync
 from memfit.engine.context_parallel import CONTEXT, check_divides_sequences, divide_sequences
-from memfit.engine.ddp import BUCKET_BYTES, Ddp, Prepared
+from memfit.engine.ddp import BUCKET_BYTES, Ddp
 from memfit.engine.expert_parallel import EXPERTS, TOKENS, divide_experts, exchange_tokens, experts_of
 from memfit.engine.outside_calls import OutsideCalls
 from memfit.engine.refusals import check_dtensor_step, check_shared
@@ -191,12 +192,15 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         """Gradients that a rank holds whole, until they are scattered."""
         return ((gradient, "gradients") for gradient in unsharded_gradients(nets))
 
-    def prepare(self, parameters: Sequence[nn.Parameter]) -> Prepared | None:
-        """Does nothing: the last backward has scattered the sums."""
-        return None
+    def prepare(self, parameters: Sequence[nn.Parameter]) -> Any:
+        """Buffers for the sums of gradients of single numbers; the last backward has scattered all other sums."""
+        numbers = [parameter for parameter in parameters if is_number(parameter)]
+        return [(ranks, ranks.prepare(numbers)) for ranks in self._ranks_with_samples()] if numbers else ()
 
-    def reduce(self, prepared: Prepared | None) -> None:
-        """Does nothing: the last backward has scattered the sums."""
+    def reduce(self, prepared: Any) -> None:
+        """Sums gradients of single numbers over the ranks that have samples of their own, by dimension of the mesh."""
+        for ranks, buffers in prepared:
+            ranks.reduce(buffers)
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """This rank's shards of the sums, as plain tensors: those of experts may be on another mesh."""
@@ -204,15 +208,16 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Clips by the norm of all shards of all ranks."""
-        if self.ranks_in(TOKENS) == 1 or self.ranks_in(SHARDS) == 1:
+        if len(_by_mesh(parameters)) == 1:
             norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
             return norm.full_tensor() if isinstance(norm, DTensor) else norm
-        by_mesh = _by_mesh(parameters)
-        norms = [torch.nn.utils.get_total_norm([p.grad for p in each if p.grad is not None]) for each in by_mesh]
-        norm = torch.linalg.vector_norm(torch.stack([full_tensor(norm) for norm in norms]))
-        for each in by_mesh:
-            torch.nn.utils.clip_grads_with_norm_(each, max_norm, norm)
+        norm = total_norm(parameters)
+        scale_gradients(parameters, max_norm, norm)
         return norm
+
+    def parts(self, net: nn.Module) -> list[Tensor]:
+        """This rank's shards of a net's parameters, as plain tensors: they may be on several meshes, or on none."""
+        return [local_tensor(parameter) for parameter in net.parameters()]
 
     def weights(self, net: nn.Module) -> dict[str, Tensor]:
         """Gathers a net's weights from their shards."""
@@ -221,6 +226,15 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
     def share_buffers(self, nets: Nets) -> None:
         """Running statistics of rank 0, as under data parallelism."""
         self._replicas.share_buffers(nets)
+
+    def _ranks_with_samples(self) -> list[Ddp]:
+        """For each dimension of the mesh whose ranks have samples, or parts of sequences, of their own: those ranks."""
+        every = self.mesh.mesh_dim_names or ()
+        names = [name for name in every if name not in CUTS]
+        if len(names) == len(every):
+            return [self._replicas]
+        meshes = [self.mesh[name] for name in names]
+        return [Ddp(rank=mesh.get_local_rank(), world=mesh.size(), mesh=mesh) for mesh in meshes]
 
     def _cut(self, job: Job, nets: Nets) -> None:
         """The layers cut over the tensor-parallel ranks, or the experts divided, before they are sharded."""
@@ -249,14 +263,15 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         shard = partial(
             fully_shard, mp_policy=policy, offload_policy=place, reshard_after_forward=reshard_after_forward
         )
+        numbers = {parameter for parameter in net.parameters() if is_number(parameter)}
         experts = list(experts_of(net).values()) if TOKENS in names else []
+        ignored = {p for module in experts for p in module.parameters()} if SHARDS not in names else set()
+        shard = partial(shard, ignored_params=numbers | ignored) if numbers or ignored else shard
         if experts and SHARDS in names:
             over = self.mesh[tuple(name for name in names if name != TOKENS)]
             for module in experts:
                 shard(module, mesh=over)
                 sum_gradients(module)
-        elif experts:
-            shard = partial(shard, ignored_params={p for module in experts for p in module.parameters()})
         for path in units(net):
             module = net.get_submodule(path)
             shard(module, mesh=mesh)
@@ -264,6 +279,27 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             sum_gradients(module)
         for module in [each for each in net.modules() if isinstance(each, FSDPModule)]:
             OutsideCalls(net, module).watch()
+
+
+def is_number(parameter: Tensor) -> bool:
+    """Whether a parameter is a single number without a dimension, which ``fully_shard`` refuses: there is nothing to
+    cut it by."""
+    return parameter.dim() == 0
+
+
+def total_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The norm of all gradients over all shards; parameters may be sharded over several meshes."""
+    grads = [[p.grad for p in each if p.grad is not None] for each in _by_mesh(parameters)]
+    norms = [full_tensor(torch.nn.utils.get_total_norm(each)) for each in grads if each]
+    if len(norms) < 2:
+        return norms[0] if norms else torch.tensor(0.0)
+    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+
+
+def scale_gradients(parameters: Sequence[nn.Parameter], max_norm: float, norm: Tensor) -> None:
+    """Scales gradients, of which this is the norm, to at most ``max_norm``."""
+    for each in _by_mesh(parameters):
+        torch.nn.utils.clip_grads_with_norm_(each, max_norm, norm)
 
 
 def _by_mesh(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -326,12 +362,6 @@ def check_units(net: nn.Module, names: Mapping[str, str]) -> None:
         names: what parts of the net are called in messages, by their path; "": the net itself.
     """
     for path, parameter in net.named_parameters():
-        if parameter.dim() == 0:
-            raise InputError(
-                f"parameter {_shown(path, names)} on --engine fsdp2",
-                "it is a single number, which cannot be sharded",
-                "make it a tensor of shape (1,), or write --engine ddp",
-            )
         if not parameter.numel():
             raise InputError(
                 f"parameter {_shown(path, names)} on --engine fsdp2",
@@ -339,7 +369,8 @@ def check_units(net: nn.Module, names: Mapping[str, str]) -> None:
                 "take it out of the net, or write --engine ddp",
             )
     for path in units(net):
-        kinds = {str(p.dtype) for p in net.get_submodule(path).parameters() if p.requires_grad}
+        sharded = (p for p in net.get_submodule(path).parameters() if not is_number(p))
+        kinds = {str(p.dtype) for p in sharded if p.requires_grad}
         if len(kinds) > 1:
             raise InputError(
                 f"module {_shown(path, names)} on --engine fsdp2",

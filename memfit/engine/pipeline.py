@@ -32,13 +32,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from memfit.blocks import find_module
 from memfit.engine.collectives import gather
-from memfit.engine.ddp import Ddp, Prepared
-from memfit.engine.fsdp2 import Fsdp2, check_units, reshard, unsharded_gradients
+from memfit.engine.ddp import Ddp
+from memfit.engine.fsdp2 import Fsdp2, check_units, reshard, scale_gradients, total_norm, unsharded_gradients
 from memfit.engine.pipeline_cut import STAGES_OF_RANK, cut_into_stages
 from memfit.engine.refusals import check_shared
 from memfit.engine.sharded_reads import sharded_reads
@@ -265,24 +264,17 @@ class Pipeline(Fsdp2):
         """Gradients that a rank holds whole, until they are scattered."""
         return ((gradient, "gradients") for gradient in unsharded_gradients(self._modules))
 
-    def prepare(self, parameters: Sequence[nn.Parameter]) -> Prepared | None:
+    def prepare(self, parameters: Sequence[nn.Parameter]) -> Any:
         """Buffers for the sums over the stage's replicas; a schedule has scattered the sums over its parts."""
         replicas = self._stage_replicas
-        return replicas.prepare(parameters) if replicas is not None else None
-
-    def reduce(self, prepared: Prepared | None) -> None:
-        """Sums gradients over the stage's replicas."""
-        replicas = self._stage_replicas
-        if replicas is not None and prepared is not None:
-            replicas.reduce(prepared)
+        return super().prepare(parameters) if replicas is None else [(replicas, replicas.prepare(parameters))]
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Clips by the norm of all stages."""
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        square = (norm.full_tensor() if isinstance(norm, DTensor) else norm).float().square()
+        square = total_norm(parameters).float().square()
         dist.all_reduce(square, group=self._group)
         norm = square.sqrt()
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        scale_gradients(parameters, max_norm, norm)
         return norm
 
     def weights(self, net: nn.Module) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharde
 from tests.engine import built_in_jobs, context_jobs, expert_jobs
 from tests.engine.rank_steps import BUILT_IN_CASES, CONTEXT_CASES, EXPERT_CASES, TENSOR_CASES, train, whole
 from tests.engine.ranks import CPU, micro_batch
-from tests.engine.tensor_jobs import REFUSED, Drawn, DrawnTied, Other, Words, words
+from tests.engine.tensor_jobs import CARRIED, REFUSED, Drawn, DrawnTied, Other, ScaledLogits, Words, words
 from tests.engine.zero_ranks import weights, window
 
 HYBRID, TENSOR, BOTH, ALL = "dp_replicate=2,dp_shard=2", "tp=2", "dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2,tp=2"
@@ -33,6 +33,7 @@ STEPS = {
     "units before": {"sync_each_micro_batch": False},
     "stages, full": {},
     "borrowed": {},
+    "numbers": {},
     **{case: {} for case in TENSOR_CASES | BUILT_IN_CASES | EXPERT_CASES | CONTEXT_CASES},
 }
 """Cases of ``rank_steps`` with the engine's choices."""
@@ -44,9 +45,10 @@ DIVIDED_TOKENS = ("llama", "tied llama", "norms of heads", "scaled embedding")
 SCALED = "scaled adam"
 KEPT = {
     "s1": built_in_jobs.Tokens, "diffusers": built_in_jobs.Diffused,
-    "mixture": expert_jobs.Mixture, "biased experts": expert_jobs.Biased,
+    "mixture": expert_jobs.Mixture, "biased experts": expert_jobs.Biased, "scaled logits": ScaledLogits,
 }  # fmt: skip
-"""Nets with fused projections, an optimizer that keeps the state of tensors of one shape together, and experts."""
+"""Nets with fused projections, an optimizer that keeps the state of tensors of one shape together, experts, and a
+single number."""
 DIVIDED, DIVIDED_BOTH, DIVIDED_ALL = "ep=2", "dp_shard=2,ep=2", "dp_replicate=2,dp_shard=2,ep=2"
 SENT, SENT_BOTH, SENT_ALL = (f"{more}dp_shard_in_ep=2" for more in ("", "dp_shard=2,", "dp_replicate=2,dp_shard=2,"))
 """Meshes whose ranks send each other tokens."""
@@ -63,7 +65,7 @@ def readers_of(name):
 
 
 def batches_of(name):
-    return words if name in expert_jobs.CARRIED else built_in_jobs.batches(KEPT[name])
+    return words if name in expert_jobs.CARRIED | CARRIED else built_in_jobs.batches(KEPT[name])
 
 
 def main():

@@ -93,6 +93,29 @@ class Counted(Stages):
         return {"loss": self.loss(nets, batch).sum / (5 * len(batch))}
 
 
+class Gated(Counted):
+    """Each block has a single number that is trained; clipped."""
+
+    clip: float | None = 0.5
+
+    class Net(Stacked):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(GatedResidual(24) for _ in range(5))
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters(), lr=0.1)}
+
+
+class GatedResidual(Residual):
+    def __init__(self, width):
+        super().__init__(width)
+        self.gate = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x, scale):
+        return super().forward(x, scale * self.gate)
+
+
 class Image(nn.Module):
     """Hidden states of 6 tokens to an image of 2 x 3."""
 

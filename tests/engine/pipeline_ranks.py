@@ -19,7 +19,7 @@ from memfit.mesh import parse_mesh
 from memfit.trace.step_phases import validate_once
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
 from tests.engine.expert_jobs import CUT as CUT_EXPERTS
-from tests.engine.pipeline_jobs import Counted, Decoded, Stages
+from tests.engine.pipeline_jobs import Counted, Decoded, Gated, Stages
 from tests.engine.ranks import CPU
 from tests.engine.tensor_jobs import Adapted, Normed, Other, Words, words
 from tests.engine.zero_ranks import weights, window
@@ -32,7 +32,7 @@ KINDS = {
     "stages, interleaved_1f1b": Stages, "recomputed, interleaved_1f1b": Counted, "decoded": Decoded,
     ON_TWO_RANKS: Words, "stages, interleaved_zero_bubble": Stages,
     "recomputed, interleaved_zero_bubble": Counted, HEADS: Normed, MIXTURE: CUT_EXPERTS[MIXTURE],
-    ADAPTED: Adapted,
+    ADAPTED: Adapted, "gated": Gated,
 }  # fmt: skip
 STEPS = {name: {"schedule": schedule} if (schedule := name.partition(", ")[2]) else {} for name in KINDS}
 NAMED = "decoded, named"

@@ -93,6 +93,7 @@ CASES = [
     EngineCase("gan", "fsdp2", 2),
     EngineCase("labelled dit", "fsdp2", 2),
     EngineCase("labelled dit", "fsdp2", 2, {**BF16, "clip": 1.0}, {"sync_each_micro_batch": False}),
+    EngineCase("scaled logits", "fsdp2", 2),
 ]
 ALL_CUT = {"param_persistence_threshold": 0}
 ZERO_CASES = [
@@ -118,6 +119,7 @@ MESH_CASES = [
     EngineCase("unet", "fsdp2", 1, {"clip": 1.0}, {}, HYBRID),
     EngineCase("dit", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, HYBRID),
     EngineCase("checkpointed", "fsdp2", 1, BF16, {"half_gather": True}, HYBRID),
+    EngineCase("scaled logits", "fsdp2", 2, BF16, {"half_gather": True}, HYBRID),
 ]
 TENSOR, BOTH = MeshShape(tp=2), MeshShape(dp_shard=2, tp=2)
 TENSOR_CASES = [
@@ -133,6 +135,7 @@ BOTH_CASES = [
     EngineCase("drawn", "fsdp2", 1, {}, {}, BOTH),
     EngineCase("own", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, BOTH),
     EngineCase("adapters", "fsdp2", 1, BF16, {}, BOTH),
+    EngineCase("scaled logits", "fsdp2", 1, {}, {}, BOTH),
 ]
 BUILT_IN_CUT = [
     EngineCase(net, "fsdp2", 2, {}, {}, TENSOR) for net in ("f5", "e2", "s1", "latentsync", "diffusers", "labelled dit")

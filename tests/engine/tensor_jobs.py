@@ -87,6 +87,21 @@ class Learned(Own):
     between: ClassVar = nn.PReLU
 
 
+class ScaledLogits(Words):
+    """Logits are multiplied by a single number that is trained."""
+
+    class Net(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.scale = inner, nn.Parameter(torch.tensor(0.3))
+
+        def forward(self, tokens, use_cache=False):
+            return SimpleNamespace(logits=self.inner(tokens, use_cache=use_cache).logits * self.scale.exp())
+
+    def nets(self):
+        return {"net": self.Net(super().nets()["net"])}
+
+
 class Unplanned(Words):
     def nets(self):
         return {"net": GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2))}
@@ -243,7 +258,7 @@ CARRIED = {
     "llama": Words, "tied llama": Tied, "own": Own, "norms of heads": Normed, "scaled embedding": Scaled,
     "scaled and tied embedding": ScaledTied, "adapters": FullyAdapted, "adapters in diffusers": AdaptedBlock,
     "llama in another net": Beside, "linear attention": LinearAttention,
-    "learned activation": Learned,
+    "learned activation": Learned, "scaled logits": ScaledLogits,
 }  # fmt: skip
 REFUSED = {
     Unplanned: "net 'net' on tp=2: transformers has no tensor-parallel plan for GPT2LMHeadModel",

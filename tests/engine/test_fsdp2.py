@@ -46,13 +46,12 @@ def test_a_parameter_that_no_rank_uses_is_not_decayed(ranks):
 
 
 def test_what_cannot_be_carried_is_refused_by_name_and_with_the_engine_to_use(ranks):
-    scalar, optimizer, apart, outside = ranks[1]["refusals"]
-    assert "net.scale" in scalar
+    optimizer, apart, outside = ranks[1]["refusals"]
     assert "optimizer 'net'" in optimizer
     assert "Own" in optimizer
     assert "judge" in apart
     assert "outside of the forward of a module that holds it" in outside
-    assert all("--engine ddp" in said for said in (scalar, optimizer, apart, outside))
+    assert all("--engine ddp" in said for said in (optimizer, apart, outside))
 
 
 def test_a_block_that_shares_a_parameter_is_not_gathered_alone():
