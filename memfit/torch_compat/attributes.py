@@ -50,6 +50,8 @@ use_count: Callable[[Tensor], int] = methodcaller("_use_count")
 """References that torch's C++ holds to a tensor."""
 is_view: Callable[[Tensor], bool] = methodcaller("_is_view")
 """Whether autograd takes a tensor for a view of another, of which autocast keeps no copy."""
+is_zero_tensor: Callable[[Tensor], bool] = methodcaller("_is_zerotensor")
+"""Whether a tensor is all zeros without memory, as the tangents of what has none are in forward-mode autograd."""
 schema_of: Callable[[Any], Any] = attrgetter("_schema")
 """An operator's schema: names of its arguments, and which of them it writes to."""
 sequence_number_of: Callable[[Any], int] = methodcaller("_sequence_nr")

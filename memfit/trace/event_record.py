@@ -14,7 +14,7 @@ from memfit.device.virtual import backend
 from memfit.device.virtual.assumptions import source_line
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, FREE
-from memfit.torch_compat.attributes import inner_tensors, storage_id, storage_id_of
+from memfit.torch_compat.attributes import inner_tensors, is_zero_tensor, storage_id, storage_id_of
 from memfit.trace.event_limit import TooManyEventsError, event_limit
 
 
@@ -100,7 +100,7 @@ class EventRecord:
         except NotImplementedError as error:
             raise without_storage(tensor) from error
         key = storage_id(storage)
-        if key in self._ids or tensor.device.type != self.device_type:
+        if key in self._ids or tensor.device.type != self.device_type or is_zero_tensor(tensor):
             return False
         if len(self.kind) >= self._most_events:
             raise TooManyEventsError(self._most_events)

@@ -144,6 +144,32 @@ def test_the_second_call_is_remembered(no_memory):
         assert len(fake_mode._makers) == count > 0
 
 
+LAZY_CALLS = {
+    "conj": lambda z: z.conj(),
+    "conj of conj": lambda z: z.conj().conj(),
+    "view of conj": lambda z: z.conj().t(),
+    "imag of conj": lambda z: z.conj().imag,
+    "resolved": lambda z: z.conj().resolve_conj(),
+    "zeros": lambda z: torch._efficientzerotensor(2, 3),
+    "view of zeros": lambda z: torch._efficientzerotensor(2, 3).t(),
+    "product with zeros": lambda z: torch._efficientzerotensor(2, 3) * z,
+}
+
+
+def test_the_memory_tells_tensors_apart_by_what_is_computed_later(no_memory):
+    """A view of conjugated numbers has the shape of a plain view, and zeros without memory that of a plain tensor."""
+
+    def bits():
+        z = torch.empty(2, 3, dtype=torch.complex64)
+        outs = {name: call(z) for name, call in LAZY_CALLS.items()}
+        return {name: (t.is_conj(), t.is_neg(), t._is_zerotensor(), t.stride()) for name, t in outs.items()}
+
+    real = bits()
+    with virtual_cpu():
+        for _ in range(3):
+            assert bits() == real
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy", "l1_loss"])
 def test_a_reduced_loss_holds_the_storage_of_its_real_one(name, reduction):

@@ -382,3 +382,17 @@ def test_a_script_that_fails_after_an_assumed_size_is_told_of_it(tmp_path: Path)
         f"a trace has no data: item at {where}:3 was taken to give 0; if a run gives another number, "
         f"write --assume {where}:3=N"
     )
+
+
+def test_a_copy_to_the_meta_device_is_none_to_the_host(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "x = torch.ones(4, 256).cuda()\n"
+        "assert x.to('meta').device.type == 'meta' and x.cpu().device.type == 'cpu'\n"
+        "template = torch.nn.Linear(3, 2).cuda().to('meta')\n"
+        "assert template.weight.device.type == 'meta'\n"
+        "for step in range(2):\n"
+        "    _, tangent = torch.func.jvp(net, (x,), (torch.ones_like(x),))\n"
+        f"    loss = tangent.sum(); {STEP}",
+    )
+    assert outcome.error is None, outcome.error.text

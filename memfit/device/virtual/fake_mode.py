@@ -16,11 +16,12 @@ from torch import Tensor
 from memfit.device.virtual import grouped_products, meta_kernels
 from memfit.device.virtual.assumptions import Assumptions
 from memfit.device.virtual.backend import NAME
+from memfit.device.virtual.call_keys import call_key, is_lazy, lazy_operators
 from memfit.device.virtual.cuda_kernels import cuda_outputs
 from memfit.device.virtual.data_dependent import NOT_HANDLED, answer_operator, asks_data
 from memfit.device.virtual.output_layouts import laid_out, layout_of
 from memfit.device.virtual.redirect import SaysCuda, redirected
-from memfit.device.virtual.tensor_classes import FAKE_CLASSES, is_plain_class, is_subclass_of_tensor
+from memfit.device.virtual.tensor_classes import is_plain_class, is_subclass_of_tensor
 from memfit.errors import InputError
 from memfit.torch_compat import (
     DisableTorchDispatch,
@@ -41,9 +42,6 @@ from memfit.torch_compat.attributes import fake_outputs, make_subclass, schema_o
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _ITEM = _aten._local_scalar_dense.default
-_PLAIN = frozenset(
-    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
-)  # fmt: skip
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _META = torch.device("meta")
 _LIFT_FRESH = _aten.lift_fresh.default
@@ -60,46 +58,6 @@ _makers: dict[tuple[Any, ...], Make] = {}
 _remembered: dict[int, Any] = {}
 """The operators in the keys of ``_makers`` by their ids, which stay theirs as long as they are here. An operator's own
 hash is computed in Python."""
-
-
-class _NotPlainError(Exception):
-    """An argument that the memory does not deal with."""
-
-
-def _describe(args: Any, parts: list[Any], tensors: list[FakeTensor]) -> None:
-    """Appends what the outputs' shapes depend on to ``parts``, and the fake tensors to ``tensors``."""
-    for arg in args:
-        kind = type(arg)
-        if kind in FAKE_CLASSES:
-            if arg.constant is not None or arg.layout is not torch.strided:
-                raise _NotPlainError
-            parts.append(arg.dtype)
-            parts.append(arg.shape)
-            parts.append(arg.stride())
-            parts.append(arg.storage_offset())
-            parts.append(arg.fake_device)
-            tensors.append(arg)
-        elif kind in _PLAIN:
-            parts.append(kind)
-            parts.append(arg)
-        elif kind is list or kind is tuple:
-            parts.append(len(arg))
-            _describe(arg, parts, tensors)
-        else:
-            raise _NotPlainError
-
-
-def _key(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> tuple[Any, ...] | None:
-    """What a call's outputs depend on; None where there is more. Its tensors are appended to ``tensors``."""
-    parts: list[Any] = [id(func), torch.get_default_dtype(), torch.is_inference_mode_enabled()]
-    try:
-        _describe(args, parts, tensors)
-        for name, value in kwargs.items():
-            parts.append(name)
-            _describe((value,), parts, tensors)
-    except _NotPlainError:
-        return None
-    return tuple(parts)
 
 
 def _views_ordinary_tensor(func: Any, args: Any) -> bool:
@@ -195,13 +153,16 @@ class VirtualMode(FakeTensorMode):
             return None
         kwargs = kwargs or {}
         tensors: list[FakeTensor] = []
-        key = _key(func, args, kwargs, tensors)
+        key = call_key(func, args, kwargs, tensors)
         if key is None:
             args, kwargs = tree_map(self._in_place_of_real, (args, kwargs))
             tensors = []
-            key = _key(func, args, kwargs, tensors)
+            key = call_key(func, args, kwargs, tensors)
         if key is None:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+            if isinstance(out, Tensor) and is_lazy(out):
+                lazy_operators.add(func)
+            return out
         make = _makers.get(key)
         if make is not None:
             return make(self, tensors)
@@ -294,7 +255,7 @@ class VirtualMode(FakeTensorMode):
         Not for one that asks data: its answer is none to be remembered.
         """
         tensors: list[FakeTensor] = []
-        key = _key(func, args, kwargs, tensors)
+        key = call_key(func, args, kwargs, tensors)
         make = _makers.get(key) if key is not None else None
         if make is None:
             return NOT_HANDLED
@@ -355,14 +316,16 @@ class VirtualMode(FakeTensorMode):
             return None
         places = _places(tensors)
         if isinstance(out, (tuple, list)):
-            makes = [self._learn_one(tensors, places, tensor) for tensor in out]
+            makes = [self._learn_one(func, tensors, places, tensor) for tensor in out]
             if None in makes:
                 return None
             kind = list if isinstance(out, list) else tuple
             return lambda mode, given: kind([make(mode, given) for make in makes])  # type: ignore[misc]
-        return self._learn_one(tensors, places, out)
+        return self._learn_one(func, tensors, places, out)
 
-    def _learn_one(self, tensors: list[FakeTensor], places: dict[int, int], out: Any) -> Make | None:
+    def _learn_one(
+        self, func: Any, tensors: list[FakeTensor], places: dict[int, int], out: Any
+    ) -> Make | None:  # fmt: skip
         if out is None or type(out) in (int, bool):
             return lambda mode, given: out
         if type(out) is not FakeTensor or out.constant is not None or out.layout is not torch.strided:
@@ -370,7 +333,10 @@ class VirtualMode(FakeTensorMode):
         if id(out) in places:
             place = places[id(out)]
             return lambda mode, given: given[place]
-        if out.requires_grad or out.is_inference() or out.is_conj() or out.is_neg():
+        if is_lazy(out):
+            lazy_operators.add(func)
+            return None
+        if out.requires_grad or out.is_inference():
             return None
         storage = out.untyped_storage()
         shape, stride, offset, dtype, device = (

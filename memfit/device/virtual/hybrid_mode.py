@@ -53,6 +53,12 @@ def is_on_card(kwargs: dict[str, Any]) -> bool:
     return device is not None and _is_card(device)
 
 
+def _is_on_host(kwargs: dict[str, Any]) -> bool:
+    """Whether ``device=`` names the host. Forward-mode autograd asks for shapes with copies to the meta device."""
+    device = kwargs.get("device")
+    return device is not None and device.type != "meta" and not _is_card(device)
+
+
 def _is_card(device: Any) -> bool:
     return torch.device(device).type in (NAME, "cuda")
 
@@ -117,7 +123,7 @@ class HybridMode(VirtualMode):
         if func is _TO_COPY:
             if not isinstance(args[0], FakeTensor):
                 args = (self.fake_like(args[0]), *args[1:])
-            elif args[0].fake_device.type == NAME and kwargs.get("device") is not None and not is_on_card(kwargs):
+            elif args[0].fake_device.type == NAME and _is_on_host(kwargs):
                 return self.stand_in(args[0], kwargs.get("dtype"), lambda: self._fake(func, types, args, kwargs))
         elif schema_of(func).name.endswith("_") and _is_real(args[0]):
             return args[0]  # a real tensor that something fake is written to keeps its content
