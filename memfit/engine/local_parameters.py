@@ -112,16 +112,24 @@ class _Reader(LocalParameters):
     def __init__(self, mesh: DeviceMesh, of_parts: bool | None) -> None:
         super().__init__(lambda local: _SummedGradient.apply(local, mesh) if self._of_parts else local)
         self._mesh, self._of_parts = mesh, of_parts
+        self._sums = False
+        """Whether gradients of what the module has now are summed."""
+
+    def exchange(self, module: nn.Module) -> Callable[[], None]:
+        """As of ``LocalParameters``."""
+        self._sums = bool(self._of_parts)
+        return super().exchange(module)
 
     def look_at(self, module: nn.Module, inputs: Any) -> Callable[[], None]:
         """Notes from the inputs of a module, whose parameters are local tensors now, whether it sees parts; returns
         what takes the sums off that it then has."""
         known = [tensor.grad_fn for tensor in tensors_in(inputs) if tensor.grad_fn is not None]
-        if self._of_parts is not None or not known:
+        if self._of_parts is None and known:
+            self._of_parts = any(map(_is_part, known))
+        if self._sums or not self._of_parts:
             return lambda: None
-        self._of_parts = any(map(_is_part, known))
         own: dict[str, Any] = own_parameters(module)
-        held = {key: value for key, value in own.items() if value is not None} if self._of_parts else {}
+        held = {key: value for key, value in own.items() if value is not None}
         own.update({key: self._read(value) for key, value in held.items()})
         return lambda: own.update(held)
 
