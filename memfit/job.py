@@ -341,8 +341,9 @@ class Job(Settings):
 
     def parallelize(self, nets: Nets, mesh: DeviceMesh) -> None:
         """Cuts the trained nets in place over the tensor-parallel ranks of ``mesh``, by
-        ``torch.distributed.tensor.parallel.parallelize_module``; by default as transformers plans it for its nets,
-        and as attention of diffusers' kind has it (``memfit.engine.attention_plan``)."""
+        ``torch.distributed.tensor.parallel.parallelize_module``; by default as transformers plans it for its nets, as
+        attention of diffusers' kind has it (``memfit.engine.attention_plan``), and else as a forward shows
+        (``memfit.engine.traced_plan``)."""
 
     def pipeline(self, nets: Nets) -> Sequence[str]:
         """Paths (``net.block.0``) of the modules between which the trained nets may be cut into stages (``pp``), in the

@@ -145,7 +145,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
                     "write a module with a forward and call it in the loss, or write --engine ddp",
                 )
             check_units(net, {"": name})
-        self._cut(job, trained)
+        self._cut(job, trained, nets)
         for net in trained.values():
             self._shard(job, net)
         return nets
@@ -154,7 +154,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         """Sharded copies, a part on every rank."""
         self._replicas.place(job, nets)
         copies = copied(nets)
-        self._cut(job, copies)
+        self._cut(job, copies, nets)
         for average in copies.values():
             self._shard(job, average)
         return copies
@@ -236,10 +236,10 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         meshes = [self.mesh[name] for name in names]
         return [Ddp(rank=mesh.get_local_rank(), world=mesh.size(), mesh=mesh) for mesh in meshes]
 
-    def _cut(self, job: Job, nets: Nets) -> None:
+    def _cut(self, job: Job, nets: Nets, whole: Nets) -> None:
         """The layers cut over the tensor-parallel ranks, or the experts divided, before they are sharded."""
         if self.ranks_in(TENSOR) > 1:
-            cut_layers(job, nets, self.mesh[TENSOR], sequence=self.sequence_parallel)
+            cut_layers(job, nets, self.mesh[TENSOR], whole=whole, sequence=self.sequence_parallel)
         if self.ranks_in(EXPERTS) > 1:
             divide_experts(nets, self.mesh[EXPERTS])
         if self.ranks_in(TOKENS) > 1:

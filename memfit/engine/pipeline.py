@@ -172,7 +172,7 @@ class Pipeline(Fsdp2):
             if bounds != cut.bounds:
                 seen, why = f"rank {rank} on pp={self.stages}", "it cuts the nets at other modules than another rank"
                 raise InputError(seen, why, "let batch(self, shape) and loss do the same on every rank")
-        self._cut(job, {name: net for name, net in nets.items() if is_trained(net)})
+        self._cut(job, {name: net for name, net in nets.items() if is_trained(net)}, nets)
         if any(p.is_meta for net in nets.values() for p in net.parameters()):
             self._own.of_whole_nets = {name: list(net.modules()) for name, net in nets.items()}
         self._own.forward = StageForward(nets, cut, self.held_stages)

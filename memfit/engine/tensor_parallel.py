@@ -1,7 +1,8 @@
 """Tensor parallelism: the layers of trained nets cut over the ``tp`` ranks of a mesh.
 
 torch's ``parallelize_module`` cuts them, by the plan that transformers gives for a net (``tp_plan``), by the plan that
-follows from its attention and feed-forward (``attention_plan``), or by the job's own ``parallelize``. What stays whole
+follows from its attention and feed-forward (``attention_plan``) or from a forward (``traced_plan``), or by the job's
+own ``parallelize``. What stays whole
 becomes a replicated DTensor: norms and optimizers see tensors of one kind.
 
 Source of the layouts' names: ``transformers.distributed.tensor_parallel``.
@@ -25,6 +26,7 @@ from memfit.engine.expert_cut import EXPERTS_CUT, check_experts, cut_experts
 from memfit.engine.fused_projection import FusedColwiseParallel
 from memfit.engine.local_parameters import replicate_parameters
 from memfit.engine.sequence_parallel import WITHOUT, divide_tokens, scattering_styles, sequence_layers
+from memfit.engine.traced_plan import TracedPlan, traced_plans
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 from memfit.torch_compat.attributes import own_parameters
@@ -35,24 +37,26 @@ TENSOR = "tp"
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": lambda: ColwiseParallel(),
     "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
-    "colwise_fused_2": lambda: FusedColwiseParallel(parts=2),
     "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
     "rowwise": lambda: RowwiseParallel(),
     "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
     "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-"""torch's style for each layout that transformers names, and for fused parts."""
+"""torch's style for each layout that transformers names."""
+FUSED = "colwise_fused_"
+"""The beginning of the layout of a layer whose output is several tensors, whose number follows."""
 SUMMED = "replicated_with_grad_allreduce"
 """The layout of a module that is whole on every rank and sees this rank's heads, as norms of single heads do."""
 _HOOK = "write parallelize(self, nets, mesh) in the job, or leave tp out of the mesh"
 
 
-def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh, *, sequence: bool = False) -> None:
+def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh, *, whole: Nets, sequence: bool = False) -> None:
     """Cuts nets in place over a mesh of one dimension; every rank has the same values before.
 
     Args:
         nets: those that are trained, or averages of them.
+        whole: all nets of the job, of which those that are trained are not cut yet, or are ``nets``.
         sequence: whether tokens are divided between the layers that are cut (``sequence_parallel``).
 
     Raises:
@@ -71,7 +75,8 @@ def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh, *, sequence: bool = False
                 seen = f"{type(job).__name__}.parallelize() on tp={mesh.size()}"
                 raise InputError(seen, f"it cut no parameter of net {name!r}", "cut it, or leave tp out of the mesh")
     else:
-        divided = {name: _cut(name, net, mesh, sequence) for name, net in nets.items()}
+        traced = _traced(job, nets, whole, mesh.size())
+        divided = {name: _cut(name, net, mesh, sequence, traced.get(name)) for name, net in nets.items()}
         for name, net in nets.items():
             replicate_parameters(net, mesh, _of_single_heads(net) | divided[name])
         return
@@ -79,8 +84,30 @@ def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh, *, sequence: bool = False
         replicate_parameters(net, mesh)
 
 
-def _cut(name: str, net: nn.Module, mesh: DeviceMesh, sequence: bool) -> frozenset[nn.Module]:
-    """Cuts a net by the plan of transformers, else by the one that follows from its modules.
+def _traced(job: Job, nets: Nets, whole: Nets, ranks: int) -> dict[str, TracedPlan]:
+    """Plans that follow from a forward, of the nets for which there is no other one.
+
+    Raises:
+        InputError: no layer of such a net can be cut; names the net and a module.
+    """
+    names = [
+        name
+        for name, net in nets.items()
+        if not planned_nets(net, "tp_plan") and not derived_plan(net, frozenset(net.modules()))
+    ]
+    plans = traced_plans(job, whole, names, ranks) if names else {}
+    for name, plan in plans.items():
+        if not plan.layouts:
+            why = f"transformers has no tensor-parallel plan for {type(nets[name]).__name__}, and no two linear layers "
+            because = f": {plan.refused}" if plan.refused else ""
+            raise InputError(f"net {name!r} on tp={ranks}", f"{why}of a forward can be cut together{because}", _HOOK)
+    return plans
+
+
+def _cut(
+    name: str, net: nn.Module, mesh: DeviceMesh, sequence: bool, traced: TracedPlan | None
+) -> frozenset[nn.Module]:
+    """Cuts a net by the plan of transformers, else by the one that follows from its modules or from a forward.
 
     Returns:
         Modules that see a part of the tokens.
@@ -88,10 +115,14 @@ def _cut(name: str, net: nn.Module, mesh: DeviceMesh, sequence: bool) -> frozens
     Raises:
         InputError: it has neither, or the plan has what is not carried.
     """
+    if traced is not None:
+        parallelize_module(net, mesh, _styles(name, net, traced.layouts, mesh.size()), **OWN_VALUES)
+        traced.divide_counts(net, mesh.size())
+        return frozenset()
     planned = planned_nets(net, "tp_plan")
     norms = [_cut_planned(f"{name}.{path}".rstrip("."), inner, mesh, sequence) for path, inner in planned.items()]
     rest = [module for path, module in net.named_modules() if not any(_holds(outer, path) for outer in planned)]
-    _cut_derived(name, net, frozenset(rest), mesh, needed=not planned)
+    _cut_derived(name, net, frozenset(rest), mesh)
     return frozenset().union(*norms)
 
 
@@ -119,16 +150,9 @@ def _cut_planned(name: str, net: Any, mesh: DeviceMesh, sequence: bool) -> froze
     return tokens.norms
 
 
-def _cut_derived(name: str, net: nn.Module, rest: frozenset[nn.Module], mesh: DeviceMesh, *, needed: bool) -> None:
-    """Cuts what of a net no plan is for, by the plan that follows from its modules.
-
-    Args:
-        needed: whether something must be cut.
-    """
+def _cut_derived(name: str, net: nn.Module, rest: frozenset[nn.Module], mesh: DeviceMesh) -> None:
+    """Cuts what of a net no plan is for, by the plan that follows from its modules."""
     ranks, derived = mesh.size(), derived_plan(net, rest)
-    if not derived and needed:
-        why = f"transformers has no tensor-parallel plan for {type(net).__name__}, and no module of it is attention "
-        raise InputError(f"net {name!r} on tp={ranks}", f"{why}with to_q, to_k, to_v and to_out", _HOOK)
     if not derived:
         return
     check_attentions(name, net, rest, ranks, _HOOK)
@@ -155,11 +179,13 @@ def _styles(name: str, net: nn.Module, plan: Mapping[str, str], ranks: int) -> d
         parts = dict(cut_parts(where, module, layout, _HOOK))
         if any(_is_tied(net, part) for part in parts.values()):
             continue
-        if layout not in STYLES:
+        if layout not in STYLES and not layout.startswith(FUSED):
             raise InputError(where, f"its layout {layout!r} is not carried", _HOOK)
         for within, part in parts.items():
             _check_sizes(where, part, layout, ranks)
-            styles[f"{path}.{within}".rstrip(".")] = STYLES[layout]()
+            fused = layout.startswith(FUSED)
+            style = FusedColwiseParallel(parts=_parts_of(layout)) if fused else STYLES[layout]()
+            styles[f"{path}.{within}".rstrip(".")] = style
     if not styles:
         raise InputError(f"net {name!r} on tp={ranks}", f"no module of {type(net).__name__} is in its plan", _HOOK)
     return styles
@@ -207,10 +233,15 @@ def _check_sizes(where: str, module: nn.Module, layout: str, ranks: int) -> None
     weight = own_parameters(module).get("weight")
     if weight is None:
         raise InputError(where, f"{type(module).__name__} has no weight to cut", _HOOK)
-    size = weight.shape[1 if layout.startswith("rowwise") else 0]
-    pieces = 2 * ranks if layout == "colwise_fused_2" else ranks
+    size = weight.shape[1 if layout.startswith("rowwise") or isinstance(module, nn.Embedding) else 0]
+    pieces = _parts_of(layout) * ranks
     if size % pieces:
         raise InputError(where, f"{size} does not divide by {pieces}", "write another tp")
+
+
+def _parts_of(layout: str) -> int:
+    """How many tensors a layer's output is."""
+    return int(layout.removeprefix(FUSED)) if layout.startswith(FUSED) else 1
 
 
 def _check_unadapted(name: str, net: nn.Module, ranks: int) -> None:

@@ -20,7 +20,15 @@ from memfit.jobs.optimizers.scaled_adam import ScaledAdam
 from memfit.mesh import parse_mesh
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
 from tests.engine import built_in_jobs, context_jobs, expert_jobs
-from tests.engine.rank_steps import BUILT_IN_CASES, CONTEXT_CASES, EXPERT_CASES, TENSOR_CASES, train, whole
+from tests.engine.rank_steps import (
+    BUILT_IN_CASES,
+    CONTEXT_CASES,
+    ENCODER_CASES,
+    EXPERT_CASES,
+    TENSOR_CASES,
+    train,
+    whole,
+)
 from tests.engine.ranks import CPU, micro_batch
 from tests.engine.tensor_jobs import CARRIED, REFUSED, Drawn, DrawnTied, Other, ScaledLogits, Words, words
 from tests.engine.zero_ranks import weights, window
@@ -34,7 +42,7 @@ STEPS = {
     "stages, full": {},
     "borrowed": {},
     "numbers": {},
-    **{case: {} for case in TENSOR_CASES | BUILT_IN_CASES | EXPERT_CASES | CONTEXT_CASES},
+    **{case: {} for case in TENSOR_CASES | BUILT_IN_CASES | ENCODER_CASES | EXPERT_CASES | CONTEXT_CASES},
 }
 """Cases of ``rank_steps`` with the engine's choices."""
 STATES, WHOLE_STATES, REFUSALS, FIRST = "states", "whole states", "refusals", "first values"

@@ -28,7 +28,7 @@ from memfit.mesh import MeshShape
 from memfit.planner.predict import default_checkpointing, plain_nets
 from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
 from testing.nets import JOBS, SHAPES
-from tests.engine import built_in_jobs, context_jobs, expert_jobs
+from tests.engine import built_in_jobs, context_jobs, encoder_jobs, expert_jobs
 from tests.engine.pipeline_jobs import STAGED
 from tests.engine.tensor_jobs import CARRIED, Drawn
 
@@ -42,7 +42,8 @@ OWN_HOLDERS = 3
 
 KINDS = {
     **JOBS, **CARRIED, **STAGED, **built_in_jobs.CARRIED, "s1": built_in_jobs.Tokens, **expert_jobs.CARRIED,
-    "even mixture": expert_jobs.EvenMixture, "drawn": Drawn,     **context_jobs.CARRIED,
+    "even mixture": expert_jobs.EvenMixture, "drawn": Drawn, **context_jobs.CARRIED,
+    **encoder_jobs.CARRIED,
 }  # fmt: skip
 
 
@@ -136,6 +137,19 @@ BOTH_CASES = [
     EngineCase("own", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, BOTH),
     EngineCase("adapters", "fsdp2", 1, BF16, {}, BOTH),
     EngineCase("scaled logits", "fsdp2", 1, {}, {}, BOTH),
+]
+ENCODER_CASES = [
+    EngineCase("bert", "fsdp2", 2, {}, {}, TENSOR),
+    EngineCase("modern bert", "fsdp2", 1, BF16, {}, TENSOR),
+    EngineCase("t5", "fsdp2", 2, {}, {}, TENSOR),
+    EngineCase("vit", "fsdp2", 1, {}, {}, TENSOR),
+    EngineCase("clip", "fsdp2", 1, {}, {}, TENSOR),
+    EngineCase("whisper", "fsdp2", 1, {}, {}, TENSOR),
+    EngineCase("norms of own heads", "fsdp2", 2, {}, {}, TENSOR),
+]
+SHARDED_ENCODER_CASES = [
+    EngineCase("bert", "fsdp2", 2, BF16, {}, BOTH),
+    EngineCase("clip", "fsdp2", 1, {}, {}, BOTH),
 ]
 BUILT_IN_CUT = [
     EngineCase(net, "fsdp2", 2, {}, {}, TENSOR) for net in ("f5", "e2", "s1", "latentsync", "diffusers", "labelled dit")
@@ -260,7 +274,7 @@ CUT_STAGE_CASES = [
 ]
 EVERY_CASE = [
     *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *ZERO_BUBBLE_CASES,
-    *DECODER_CASES, *PLANNED_STAGE_CASES,
+    *DECODER_CASES, *PLANNED_STAGE_CASES, *ENCODER_CASES, *SHARDED_ENCODER_CASES,
     *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *CUT_STAGE_CASES,
     *EXPERT_CASES, *SHARDED_EXPERT_CASES, *SENT_CASES, *SHARDED_SENT_CASES, *CUT_EXPERT_CASES,
     *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES, *CONTEXT_CASES, *SHARDED_CONTEXT_CASES,

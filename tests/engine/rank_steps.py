@@ -16,7 +16,7 @@ from memfit.engine.process_group import join
 from memfit.errors import InputError
 from memfit.job import Job, Loss
 from testing.nets import Transformer
-from tests.engine import built_in_jobs, context_jobs, expert_jobs
+from tests.engine import built_in_jobs, context_jobs, encoder_jobs, expert_jobs
 from tests.engine.ranks import CPU, SIZES, Counted, Gan, Sentences, count, micro_batch, sentences, vectors
 from tests.engine.tensor_jobs import CARRIED, words
 
@@ -168,6 +168,8 @@ CASES = {
 TENSOR_CASES = {name: (kind, words, {}) for name, kind in CARRIED.items()}
 """Nets whose layers are cut."""
 BUILT_IN_CASES = {name: (kind, built_in_jobs.batches(kind), {}) for name, kind in built_in_jobs.CARRIED.items()}
+ENCODER_CASES = {name: (kind, encoder_jobs.batches(kind), {}) for name, kind in encoder_jobs.CARRIED.items()}
+"""Nets that are cut as a forward shows."""
 EXPERT_CASES = {name: (kind, words, {}) for name, kind in expert_jobs.CARRIED.items()}
 """Nets whose experts are divided."""
 CONTEXT_CASES = {name: (kind, context_jobs.sequences, {}) for name, kind in context_jobs.CARRIED.items()}
@@ -176,7 +178,7 @@ CONTEXT_CASES["divided llama, full"] = CONTEXT_CASES["divided llama"]
 TENSOR_CASES["llama, parts"] = TENSOR_CASES["llama"]
 TENSOR_CASES["linear attention, parts"] = TENSOR_CASES["linear attention"]
 EXPERT_CASES["mixture, parts"] = EXPERT_CASES["mixture"]
-ALL_CASES = CASES | TENSOR_CASES | BUILT_IN_CASES | EXPERT_CASES | CONTEXT_CASES
+ALL_CASES = CASES | TENSOR_CASES | BUILT_IN_CASES | ENCODER_CASES | EXPERT_CASES | CONTEXT_CASES
 PARTS = [f"net.model.layers.{i}.{part}" for i in range(2) for part in ("input_layernorm", "self_attn")]
 MODES = {
     "stages, selective": {"net.0": "selective", "net.1": "selective"},

@@ -87,6 +87,20 @@ class Learned(Own):
     between: ClassVar = nn.PReLU
 
 
+class LearnedTwice(Own):
+    """The same activation between two pairs of layers."""
+
+    def nets(self):
+        torch.manual_seed(3)
+        shared = nn.PReLU()
+        pairs = [[nn.Linear(12, 20), shared, nn.Linear(20, 12)] for _ in range(2)]
+        return {"net": nn.Sequential(nn.Embedding(32, 12), *pairs[0], nn.LayerNorm(12), *pairs[1], nn.Linear(12, 32))}
+
+    def parallelize(self, nets, mesh):
+        pairs = {"1": ColwiseParallel(), "3": RowwiseParallel(), "5": ColwiseParallel(), "7": RowwiseParallel()}
+        parallelize_module(nets["net"], mesh, pairs)
+
+
 class ScaledLogits(Words):
     """Logits are multiplied by a single number that is trained."""
 
@@ -258,10 +272,11 @@ CARRIED = {
     "llama": Words, "tied llama": Tied, "own": Own, "norms of heads": Normed, "scaled embedding": Scaled,
     "scaled and tied embedding": ScaledTied, "adapters": FullyAdapted, "adapters in diffusers": AdaptedBlock,
     "llama in another net": Beside, "linear attention": LinearAttention,
-    "learned activation": Learned, "scaled logits": ScaledLogits,
+    "learned activation": Learned, "activation that is learned twice": LearnedTwice,
+    "scaled logits": ScaledLogits,
 }  # fmt: skip
 REFUSED = {
-    Unplanned: "net 'net' on tp=2: transformers has no tensor-parallel plan for GPT2LMHeadModel",
+    Unplanned: "GPT2LMHeadModel, and no two linear layers of a forward can be cut together",
     Magnitudes: "q_proj on tp=2: its adapter Linear has lora_magnitude_vector, which is not carried",
     AdaptedEmbedding: "embed_tokens on tp=2: its adapter Embedding has lora_embedding_A, which is not carried",
     Odd: "num_key_value_heads = 1 does not divide",

@@ -42,10 +42,11 @@ from tests.engine.mesh_ranks import (
     saved,
     scaled_steps,
 )  # fmt: skip
-from tests.engine.rank_steps import BUILT_IN_CASES, EXPERT_CASES, TENSOR_CASES
+from tests.engine.rank_steps import BUILT_IN_CASES, ENCODER_CASES, EXPERT_CASES, TENSOR_CASES
 from tests.engine.tensor_jobs import REFUSED
 from tests.engine.test_fsdp2 import compare
 
+SHARED = "activation that is learned twice"
 STAGES = ("pp=2,dp_shard=2", "pp=2,tp=2", "pp=2,dp_replicate=2")
 
 ranks = partial(results_of_ranks, "mesh_ranks")
@@ -60,7 +61,7 @@ def test_two_sharded_replicas_take_the_steps_of_one_rank(tmp_path):
 
 
 def test_nets_that_are_sharded_and_cut_take_the_steps_of_one_rank(tmp_path):
-    cases = ("llama", "llama, parts", "linear attention", "linear attention, parts", "learned activation")
+    cases = ("llama", "llama, parts", "linear attention", "linear attention, parts", "learned activation", SHARED)
     gave = ranks(tmp_path, BOTH, *cases)
     for case in cases:
         compare(gave, case)
@@ -79,6 +80,19 @@ def test_cut_nets_take_the_steps_of_one_rank(tmp_path, mesh):
 def test_built_in_jobs_and_nets_of_diffusers_that_are_cut_take_the_steps_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, *BUILT_IN_CASES)
     for case in BUILT_IN_CASES:
+        compare(gave, case)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "cases"),
+    [
+        (TENSOR, ["norms of own heads"]),
+        *(pytest.param(mesh, [*ENCODER_CASES], marks=pytest.mark.slow) for mesh in (TENSOR, BOTH)),
+    ],
+)
+def test_nets_that_are_cut_as_a_forward_shows_take_the_steps_of_one_rank(tmp_path, mesh, cases):
+    gave = ranks(tmp_path, mesh, *cases)
+    for case in cases:
         compare(gave, case)
 
 

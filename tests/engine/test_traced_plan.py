@@ -1,0 +1,175 @@
+"""Which layers a forward shows that can be cut, without ranks.
+
+python -m pytest tests/engine/test_traced_plan.py
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from memfit.device.hardware.catalogue import find_device
+from memfit.engine.split_rules import carried
+from memfit.engine.tensor_split import MixedError, Operation, Split
+from memfit.engine.traced_plan import traced_plans
+from memfit.errors import InputError
+from memfit.job import Shape
+from memfit.mesh import MeshShape
+from memfit.trace.step import Tracing, trace_job
+from tests.engine.encoder_jobs import T5, Attention, Clip, ModernBert, MpNet, OwnAttention, Vit, Whisper
+
+WHOLE_ATTENTION = {"3.0": "colwise", "3.2": "rowwise"}
+"""Where the feed-forward alone is cut."""
+ATTENTION = dict.fromkeys(("2.ask", "2.key", "2.give"), "colwise") | {"2.back": "rowwise"}
+
+
+def plan(job, ranks=2):
+    return traced_plans(job, job.nets(), ["net"], ranks)["net"]
+
+
+def own(ranks=2, **how):
+    class Job(OwnAttention):
+        pass
+
+    Job.how = how
+    return plan(Job(), ranks)
+
+
+def test_attention_of_any_names_is_cut_by_heads_and_its_feed_forward_by_width():
+    traced = own()
+    assert traced.layouts == ATTENTION | WHOLE_ATTENTION
+    assert traced.counts == {"2": ("heads",)}
+
+
+def test_an_embedding_that_has_a_column_for_each_head_is_cut_with_them():
+    assert own(bias="embedded").layouts == {**ATTENTION, **WHOLE_ATTENTION, "2.near": "colwise"}
+
+
+def test_norms_of_single_heads_go_with_them():
+    assert own(norm="head").layouts == ATTENTION | WHOLE_ATTENTION
+
+
+@pytest.mark.parametrize(
+    "how", [{"norm": "all"}, {"bias": "learned"}, {"reads": True}, {"ranks": 8}, {"heads": 1}], ids=str
+)
+def test_attention_that_mixes_heads_or_has_too_few_stays_whole(how):
+    assert own(**how).layouts == WHOLE_ATTENTION
+
+
+def layers(traced):
+    """Layouts by path, of a net's last layers alone, without numbers."""
+    return {
+        ".".join(part for part in path.split(".") if not part.isdigit()): layout
+        for path, layout in traced.layouts.items()
+    }
+
+
+def test_layers_that_hold_several_tensors_are_cut_by_each_of_them():
+    assert layers(plan(ModernBert())) == {
+        "model.layers.attn.Wqkv": "colwise_fused_3", "model.layers.attn.Wo": "rowwise",
+        "model.layers.mlp.Wi": "colwise_fused_2", "model.layers.mlp.Wo": "rowwise",
+    }  # fmt: skip
+
+
+def test_both_sides_of_an_encoder_with_a_decoder_are_cut_and_their_embeddings_of_relative_positions():
+    kinds = layers(plan(T5()))
+    for side in ("encoder", "decoder"):
+        prefix = f"{side}.block.layer.SelfAttention"
+        assert [kinds[f"{prefix}.{key}"] for key in "qkvo"] == ["colwise"] * 3 + ["rowwise"]
+        assert kinds[f"{prefix}.relative_attention_bias"] == "colwise"
+    assert kinds["decoder.block.layer.DenseReluDense.wo"] == "rowwise"
+    assert not any("shared" in path or "lm_head" in path for path in kinds)
+
+
+@pytest.mark.parametrize(("kind", "count"), [(MpNet, ("all_head_size",)), (Whisper, ("num_heads",)), (Vit, None)])
+def test_modules_count_the_heads_of_a_rank_by_the_attribute_that_their_forward_reads(kind, count):
+    assert set(plan(kind()).counts.values()) == ({count} if count else set())
+
+
+def test_two_towers_are_cut():
+    kinds = layers(plan(Clip()))
+    for tower in ("text_model", "vision_model"):
+        assert kinds[f"{tower}.encoder.layers.self_attn.q_proj"] == "colwise"
+        assert kinds[f"{tower}.encoder.layers.mlp.fc2"] == "rowwise"
+
+
+class Convolutions(OwnAttention):
+    def nets(self):
+        return {"net": nn.Sequential(nn.Embedding(64, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.Softmax(-1))}
+
+
+class Unknown(OwnAttention):
+    """Its loss cannot run without values."""
+
+    def loss(self, nets, batch):
+        nets["net"](batch["input_ids"])
+        return super().loss({"net": nn.Linear(3, 3)}, batch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Convolutions, "net 'net' on tp=2: transformers has no tensor-parallel plan for Sequential, and no two linear"),
+        (Unknown, "Unknown on tp=2: its loss does not run on tensors without bytes, on which a plan is looked for"),
+    ],
+)
+def test_a_net_of_which_nothing_can_be_cut_is_refused_by_name(kind, words):
+    how = Tracing(device=find_device("cpu"), engine="fsdp2", world=2, mesh=MeshShape(tp=2))
+    with pytest.raises(InputError) as said:
+        trace_job(kind(), Shape(items=2), how)
+    assert words in str(said.value)
+
+
+def carry(name, given, output, *more, split, ranks=2):
+    operation = Operation(
+        name=name, args=(given, *more), kwargs={}, output=output, ranks=ranks, sums_gradients=False,
+        split_of=lambda tensor: split if tensor is given else None,
+    )  # fmt: skip
+    result = carried(operation, pointwise=False)
+    return result and (result.dim, result.outer, result.units)
+
+
+COLUMNS = Split(dim=2, outer=1, units=32, sources=frozenset(["layer"]))
+
+
+def test_a_view_by_heads_shares_out_heads_and_one_of_several_tensors_their_parts():
+    given = torch.empty(2, 6, 32)
+    assert carry("view", given, given.view(2, 6, 4, 8), [2, 6, 4, 8], split=COLUMNS) == (2, 1, 4)
+    assert carry("view", given, given.view(12, 32), [12, 32], split=COLUMNS) == (1, 1, 32)
+    heads = Split(dim=1, outer=1, units=4, sources=frozenset(["layer"]))
+    by_heads = torch.empty(2, 4, 6, 8)
+    assert carry("view", by_heads, by_heads.view(8, 6, 8), [8, 6, 8], split=heads) == (0, 2, 4)
+    three = torch.empty(2, 6, 24)
+    with pytest.raises(MixedError, match="3 do not divide by 2") as mixed:
+        carry("view", three, three.view(2, 6, 3, 8), [2, 6, 3, 8], split=COLUMNS_OF_THREE)
+    assert mixed.value.parts == 3
+    parts = Split(dim=2, outer=3, units=8, sources=frozenset(["layer"]))
+    assert carry("view", three, three.view(2, 6, 3, 4, 2), [2, 6, 3, 4, 2], split=parts) == (3, 1, 4)
+
+
+COLUMNS_OF_THREE = Split(dim=2, outer=1, units=24, sources=frozenset(["layer"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("sum", ([-1],)),
+        ("softmax", (-1, False)),
+        ("select", (2, 0)),
+        ("roll", ([1], [2])),
+        ("conv1d", ()),
+        ("mean", ()),
+    ],
+)
+def test_what_mixes_columns_or_has_no_rule_is_not_carried(name, more):
+    given = torch.empty(2, 6, 32)
+    with pytest.raises(MixedError):
+        carry(name, given, given[..., 0], *more, split=COLUMNS)
+
+
+def test_own_attention_is_the_same_function_with_and_without_an_embedding_of_zeros():
+    torch.manual_seed(0)
+    plain, biased = Attention(), Attention(bias="embedded")
+    biased.load_state_dict(plain.state_dict(), strict=False)
+    nn.init.zeros_(biased.near.weight)
+    x = torch.randn(2, 8, 16)
+    torch.testing.assert_close(plain(x), biased(x))
