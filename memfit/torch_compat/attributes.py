@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memfit.torch_compat.versions import lacks
 
 try:
+    from torch._C import _are_functorch_transforms_active
     from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
     from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
 
@@ -61,6 +62,11 @@ own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgett
 """A module's own buffers and parameters by name, to be read once for each module that holds them, and replaced."""
 transient_buffers_of: Callable[[nn.Module], set[str]] = attrgetter("_non_persistent_buffers_set")
 """Names of a module's own buffers that its state_dict leaves out."""
+
+
+def are_transforms_active() -> bool:
+    """Whether the code runs within ``torch.func``'s transforms."""
+    return _are_functorch_transforms_active()
 
 
 def current_module_apply() -> Callable[..., nn.Module]:

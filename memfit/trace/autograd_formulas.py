@@ -6,8 +6,8 @@ torch's, the formula calls the operator that gives new memory (``areAnyTensorSub
 torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/native/TensorAdvancedIndexing.cpp): a trace would show the
 gradient twice.
 
-Left as they are traced: the backward of ``prod``, ``cumprod`` and ``linalg.householder_product``, whose formulas are
-others there altogether. The first two hold more than in a real run, the last less.
+Left as it is traced: the backward of ``linalg.householder_product``, whose formula is another there altogether and
+holds less than in a real run. ``prod`` and ``cumprod`` are in ``memfit.trace.products``.
 """
 
 from __future__ import annotations

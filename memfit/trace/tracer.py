@@ -40,6 +40,7 @@ from memfit.trace.linear_sums import LinearSums, added_in_place
 from memfit.trace.net_kind import NetKind
 from memfit.trace.operand_types import check_operand_types
 from memfit.trace.operators import Operator, operator, work
+from memfit.trace.products import products_without_zeros
 from memfit.trace.running_modules import RunningModules
 from memfit.trace.saved_numbers import NBYTES, SavedNumbers
 
@@ -119,6 +120,7 @@ class Tracer(EventRecord, TorchDispatchMode):
                 collected_before(),
                 room_for_deep_graphs(),
                 unpacked_in_a_trace(),
+                products_without_zeros(),
                 replaced(torch, get_rng_state=self._random_state(torch.get_rng_state)),
                 replaced(torch.random, get_rng_state=self._random_state(torch.random.get_rng_state)),
                 self,

@@ -110,13 +110,3 @@ def test_a_function_written_in_python_spreads_as_it_is_written(monkeypatch):
     real = large(of_real_run(SpreadCase.own_function))
     monkeypatch.setattr(autograd_formulas, "BackwardCFunction", ())
     assert len(large(of_trace(virtual_cpu, SpreadCase.own_function))) == len(real) - 1
-
-
-@pytest.mark.parametrize("name", ["prod", "cumprod"])
-def test_products_hold_more_in_a_trace(name):
-    """As the documents say: torch takes another formula for them."""
-
-    def run():
-        getattr(leaf(), name)(1).sum().backward()
-
-    assert sum(large(of_trace(virtual_cpu, run))) > sum(large(of_real_run(run)))
