@@ -30,15 +30,36 @@ _GRACE_SECONDS = 120.0
 """Time after the limit to compute the answer."""
 
 
+_WINDOWS = 2
+"""Complete windows that a verdict takes."""
+
+
 def trace_with_need(request: TraceRequest) -> ScriptOutcome:
     """Traces a script. If it exceeds an enforced memory and gives up, traces it again without a limit, so that the
-    answer says how much it needs.
+    answer says how much it needs. If it does not fit and handles memory that fails, as by a smaller batch, traces it
+    again with the card's memory enforced: what it needs there is the answer.
     """
     outcome = trace_script(request)
+    if _may_need_less(request, outcome):
+        handled = trace_script(replace(request, enforced=True))
+        trains = handled.footprint is not None and handled.windows >= min(outcome.windows, _WINDOWS)
+        return handled if trains and handled.error is None else outcome
     if outcome.error is None or not outcome.error.out_of_memory or not request.enforced:
         return outcome
     free = trace_script(replace(request, enforced=False))
     return free if free.footprint is not None else outcome
+
+
+def _may_need_less(request: TraceRequest, outcome: ScriptOutcome) -> bool:
+    """Whether a script that does not fit on the card that was asked for may go on there with less."""
+    return (
+        request.asked
+        and not request.enforced
+        and request.device != "cpu"
+        and bool(outcome.handler)
+        and outcome.footprint is not None
+        and outcome.footprint.verdict == "no"
+    )
 
 
 def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> ScriptOutcome:

@@ -87,6 +87,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         assumed=_assumed(running),
         not_seen=_not_seen(running, bare, error),
         failed_attempts=len(watch.failures),
+        handler=watch.handler,
         passes_cut=watch.passes_cut,
         error=error,
         sandboxed=not running.request.unsafe_writes,
@@ -222,6 +223,8 @@ def _not_seen(running: Running, trace: Trace | None, error: ScriptError | None) 
         lines.append(NO_VALIDATION)
     if "save" not in names:
         lines.append(NO_LATER_SAVE if watch.saved_in_setup else NO_SAVE)
+    if watch.handler and not running.request.asked:
+        lines.append(f"what the code at {watch.handler} does where memory fails: name a card with --device")
     larger = larger_steps(trace, window_ends(watch.steps)) if trace is not None else None
     if larger is not None:
         lines.append(larger)

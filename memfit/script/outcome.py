@@ -192,6 +192,8 @@ class ScriptOutcome:
     not_seen: tuple[str, ...] = ()
     files: tuple[FileChange, ...] = ()
     failed_attempts: int = 0
+    handler: str = ""
+    """The line of a window, ``file:line``, whose code handles memory that fails."""
     passes_cut: bool = False
     """Whether a pass or a loop that does not train was left early: what the script collects there is not complete."""
     error: ScriptError | None = None

@@ -67,6 +67,9 @@ class SourceLines:
     def is_own(self, file: str) -> bool:
         return self.kind_of(file) == _OWN
 
+    def is_internal(self, file: str) -> bool:
+        return self.kind_of(file) == _INTERNAL
+
     def here(self) -> Line:
         """The line of the code that runs now."""
         frame: FrameType | None = sys._getframe(1)

@@ -23,6 +23,7 @@ from memfit.events import ALLOCATE, FREE
 from memfit.job import is_trained
 from memfit.nested_tensors import tensors_in
 from memfit.script.hand_updates import HandUpdates
+from memfit.script.memory_handlers import memory_handler
 from memfit.script.net_names import NetNames
 from memfit.script.outcome import KeptVariable
 from memfit.script.phase_spans import Cut, KnownOptimizer, PhaseSpan, RefusedRequest, phase_spans
@@ -71,6 +72,8 @@ class StepWatch:
     """Passes over a loader that trained, and came to their end."""
     loaders: int = 0
     """Passes over loaders that began."""
+    handler: str = ""
+    """The line of the first window whose code handles memory that fails."""
     passes_cut: bool = False
     """Whether a pass over a loader, or a loop, that does not train was left early."""
     kept: tuple[KeptVariable, ...] = ()
@@ -163,6 +166,8 @@ class StepWatch:
         """Notes that a part of a window runs now."""
         if part != "optimizer":
             self.end_updates()
+        if not self.steps and not self.handler:
+            self.handler = memory_handler(self.tracer.lines)
         self.on_training()
         if self.phase != "train":
             self.cut("train", self.last)

@@ -195,9 +195,9 @@ def script_remarks(outcome: ScriptOutcome) -> list[str]:
     here = f"{Path.cwd()}{os.sep}"
     lines += [f"Not seen: {text.replace(here, '')}." for text in outcome.not_seen]
     if outcome.failed_attempts:
-        lines.append(
-            f"{counted(outcome.failed_attempts, 'attempt')} ran out of memory; what they asked for does not count."
-        )
+        handled = f", which the code at {outcome.handler.replace(here, '')} handles" if outcome.handler else ""
+        failed = f"{counted(outcome.failed_attempts, 'attempt')} ran out of memory{handled}"
+        lines.append(f"{failed}; what they asked for does not count.")
     if outcome.sandboxed:
         names = [_near(change.path) for change in outcome.files]
         some = f": {', '.join(names[:3])}{' …' if len(names) > 3 else ''}" if names else ""
