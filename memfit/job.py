@@ -348,7 +348,8 @@ class Job(Settings):
     def pipeline(self, nets: Nets) -> Sequence[str]:
         """Paths (``net.block.0``) of the modules between which the trained nets may be cut into stages (``pp``), in the
         order in which they run, once each. All trained parameters lie in them, and each takes what the one before gave
-        as its first argument, one tensor. Without it, transformers' nets are cut as transformers plans it."""
+        as its first argument, one tensor. Without it, transformers' nets are cut as transformers plans it, and others
+        as a forward shows (``memfit.engine.module_chain``)."""
         return []
 
     def context_buffers(self, nets: Nets, batch: Any) -> Sequence[tuple[Tensor, int]]:

@@ -1,27 +1,28 @@
 """Where trained nets are cut into the stages of a pipeline: modules that run one after the other, in shares.
 
-The modules are those that transformers names for a net (``base_model_pp_plan``, ``_pp_plan``), or those of the job's
-own ``pipeline``. A plan names each stage's first module. Where nothing does, stages get shares of equal cost, counted
-as operations of a forward on tensors without bytes (``torch.utils.flop_counter``), of one item of the longest length.
+The modules are those that transformers names for a net (``base_model_pp_plan``, ``_pp_plan``), those that a forward
+shows (``module_chain``), or those of the job's own ``pipeline``. A plan names each stage's first module. Where nothing
+does, stages get shares of equal cost, counted as operations of a forward on tensors without bytes
+(``torch.utils.flop_counter``), of one item of the longest length.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from memfit.blocks import checked_paths, find_module
-from memfit.device.virtual.grouped_products import GroupedProductsMode
-from memfit.engine.absent_module import StandIn, fake_like
+from memfit.engine.absent_module import StandIn
 from memfit.engine.adapters import net_of_transformers
 from memfit.engine.collectives import is_memory_failure
+from memfit.engine.fake_forward import WithAnswers, fake_copies
+from memfit.engine.module_chain import ModuleChain, module_chain
 from memfit.engine.stage_bounds import best_bounds, cost_of_shares, equal_shares, may_be_stage, named_bounds
 from memfit.errors import InputError
 from memfit.geometry import shape_of
@@ -83,23 +84,26 @@ def cut_into_stages(
     Raises:
         InputError: they cannot be cut so; names the module.
     """
-    paths = pipeline_modules(job, nets, stages, where)
+    chain = pipeline_modules(job, nets, stages, where)
+    paths = chain.paths
     modules = [find_module(nets, path) for path in paths]
     mode, fakes = fake_copies(nets, device)
     copies = [find_module(fakes, path) for path in paths]
     if first_modules:
         bounds = named_bounds(paths, first_modules, stages, where)
     else:
-        bounds = _equal_shares(modules, _operations(job, fakes, copies, mode), stages)
+        bounds = _equal_shares(modules, _operations(job, fakes, copies, mode), stages, chain.joined)
     _check_stages(paths, modules, bounds, where)
     stand_ins = tuple(StandIn(path, copied, mode) for path, copied in zip(paths, copies, strict=True))
     return PipelineCut(paths=paths, bounds=bounds, stand_ins=stand_ins)
 
 
-def _equal_shares(modules: Sequence[nn.Module], operations: Sequence[int] | None, stages: int) -> tuple[int, ...]:
+def _equal_shares(
+    modules: Sequence[nn.Module], operations: Sequence[int] | None, stages: int, joined: Set[int]
+) -> tuple[int, ...]:
     """Bounds of shares of equal cost that stages may have; where there are none, those of equal cost."""
     sizes = [sum(p.numel() for p in module.parameters()) for module in modules]
-    allowed, cost = may_be_stage(modules), cost_of_shares(operations or sizes, sizes)
+    allowed, cost = may_be_stage(modules, joined), cost_of_shares(operations or sizes, sizes)
 
     def allowed_cost(stage: int, begin: int, end: int) -> tuple[float, ...] | None:
         return cost(stage, begin, end) if allowed(begin, end) else None
@@ -137,8 +141,8 @@ def _kind(module: nn.Module) -> Any:
     return type(module), tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters())
 
 
-def pipeline_modules(job: Job, nets: Nets, stages: int, where: str) -> tuple[str, ...]:
-    """Paths of the modules that stages share, ``net.path``, in the order in which they run.
+def pipeline_modules(job: Job, nets: Nets, stages: int, where: str) -> ModuleChain:
+    """The modules that stages share, with paths ``net.path``, in the order in which they run.
 
     Args:
         where: what was asked for, for messages.
@@ -146,22 +150,25 @@ def pipeline_modules(job: Job, nets: Nets, stages: int, where: str) -> tuple[str
     Raises:
         InputError: they are not known, are fewer than the stages, hold each other, or do not hold what is trained.
     """
-    paths = _paths(job, nets, where)
-    if len(paths) < stages:
-        why = f"the nets have {len(paths)} modules that run one after the other"
-        raise InputError(where, why, f"cut them into {len(paths)} stages or less")
+    chain = _modules(job, nets, where)
+    paths, most = chain.paths, len(chain.paths) - len(chain.joined)
+    if most < stages:
+        why = f"the nets have {most} modules that run one after the other"
+        if chain.joined:
+            why += f": from {paths[min(chain.joined)]} on, more of those before is needed than the tensor it is given"
+        raise InputError(where, why, f"cut them into {most} stages or less" if most > 1 else _HOOK)
     _check_parameters(nets, paths, [find_module(nets, path) for path in paths], where)
-    return paths
+    return chain
 
 
-def _paths(job: Job, nets: Nets, where: str) -> tuple[str, ...]:
-    """Paths of the modules in order.
+def _modules(job: Job, nets: Nets, where: str) -> ModuleChain:
+    """The modules in order.
 
     Raises:
-        InputError: neither the job nor transformers names them.
+        InputError: neither the job nor transformers names them, and a forward does not show them.
     """
     if type(job).pipeline is not Job.pipeline:
-        return tuple(checked_paths(job, nets, "pipeline", job.pipeline(nets)))
+        return _named(checked_paths(job, nets, "pipeline", job.pipeline(nets)))
     trained = [name for name, net in nets.items() if is_trained(net)]
     if len(trained) > 1:
         raise InputError(f"nets {', '.join(trained)} on {where}", "the order in which they run is not known", _HOOK)
@@ -169,8 +176,11 @@ def _paths(job: Job, nets: Nets, where: str) -> tuple[str, ...]:
     inside, net = net_of_transformers(nets[name])
     base = _base_plan(net)
     if not base:
-        why = f"transformers has no pipeline plan for {type(net).__name__}"
-        raise InputError(f"net {name!r} on {where}", why, _HOOK)
+        chain = module_chain(job, nets, name, where, _HOOK)
+        if not chain.paths:
+            why = f"transformers has no pipeline plan for {type(net).__name__}, and no list of blocks of it runs once"
+            raise InputError(f"net {name!r} on {where}", why, _HOOK)
+        return ModuleChain(paths=tuple(f"{name}.{path}" for path in chain.paths), joined=chain.joined)
     paths: list[str] = []
     for key in dict.fromkeys([*base, *(getattr(net, "_pp_plan", None) or {})]):
         path = ".".join(filter(None, (name, inside, key)))
@@ -181,7 +191,12 @@ def _paths(job: Job, nets: Nets, where: str) -> tuple[str, ...]:
             raise InputError(f"module {path} on {where}", why, _HOOK) from None
         listed = isinstance(module, nn.ModuleList)
         paths += [f"{path}.{child}" for child, _ in module.named_children()] if listed else [path]
-    return tuple(paths)
+    return _named(paths)
+
+
+def _named(paths: Sequence[str]) -> ModuleChain:
+    """Modules that are named, each of which may begin a stage."""
+    return ModuleChain(paths=tuple(paths), joined=frozenset())
 
 
 def _base_plan(net: Any) -> list[str]:
@@ -232,28 +247,6 @@ def _check_stages(paths: Sequence[str], modules: Sequence[nn.Module], bounds: Se
             raise InputError(where, why, "write a smaller pp")
 
 
-def fake_copies(nets: Nets, device: torch.device | None = None) -> tuple[FakeTensorMode, Nets]:
-    """The nets on tensors without bytes, and the mode of these tensors.
-
-    Args:
-        device: of the copies of tensors on the meta device.
-    """
-    with disable_current_modes():
-        mode = GroupedProductsMode(allow_non_fake_inputs=True)
-        copies: dict[int, Any] = {}
-        with mode:
-            for net in nets.values():
-                for tensor in (*net.parameters(), *net.buffers()):
-                    if id(tensor) not in copies:
-                        copies[id(tensor)] = _fake(tensor, device if tensor.is_meta else None)
-        return mode, copy.deepcopy(nets, copies)
-
-
-def _fake(tensor: Tensor, device: torch.device | None) -> Tensor:
-    fake = fake_like(tensor, device)
-    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
-
-
 def _operations(job: Job, nets: Nets, modules: Sequence[nn.Module], mode: FakeTensorMode) -> list[int] | None:
     """Operations of each module's forward; None where the job's forward cannot run without values."""
     counter = FlopCounterMode(display=False)
@@ -272,7 +265,15 @@ def _operations(job: Job, nets: Nets, modules: Sequence[nn.Module], mode: FakeTe
         for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
     ]
     try:
-        with disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]), mode, counter, device:
+        with (
+            disable_current_modes(),
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+            mode,
+            counter,
+            WithAnswers(),
+            device,
+        ):
             batch = job.batch(shape_of(job, job.longest or 1))
             for turn in job.turns([]):
                 turn.loss(nets, batch, {})

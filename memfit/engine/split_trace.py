@@ -18,13 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from memfit.device.virtual.assumptions import Assumptions
-from memfit.device.virtual.data_dependent import NOT_HANDLED, answer_operator
 from memfit.engine.adapters import is_adapted, is_linear
+from memfit.engine.fake_forward import WithAnswers
 from memfit.engine.split_rules import carried, is_pointwise
 from memfit.engine.tensor_split import MixedError, Operation, Split
 from memfit.nested_tensors import tensors_in
-from memfit.torch_compat import TorchDispatchMode
 from memfit.torch_compat.attributes import own_parameters
 
 
@@ -106,20 +104,7 @@ class Findings:
         return self.together.get(source, {source})
 
 
-class _WithAnswers(TorchDispatchMode):
-    """Runs operators on tensors without bytes; questions that only data can answer are answered as in a trace."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._assumptions = Assumptions()
-
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operator gives."""
-        answer = answer_operator(func, args, kwargs, self._assumptions)
-        return func(*args, **kwargs) if answer is NOT_HANDLED else answer
-
-
-class SplitTrace(_WithAnswers):
+class SplitTrace(WithAnswers):
     """Follows splits through the operators of a forward.
 
     Args:
@@ -315,7 +300,7 @@ class _DiffersError(Exception):
     """An operator is not the one that runs on one device, or gives another shape than a rank has."""
 
 
-class LocalTrace(_WithAnswers):
+class LocalTrace(WithAnswers):
     """Compares the operators of a forward whose layers are cut with those that were followed.
 
     Args:

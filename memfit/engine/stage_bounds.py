@@ -6,7 +6,7 @@ A stage may not hold a parameter that another one holds too, and has to hold a t
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import accumulate, pairwise
 
 from torch import nn
@@ -67,15 +67,19 @@ def cost_of_shares(*costs: Sequence[float]) -> StageCost:
     return lambda stage, begin, end: tuple(each[end] - each[begin] for each in sums)
 
 
-def may_be_stage(modules: Sequence[nn.Module]) -> Callable[[int, int], bool]:
-    """Whether one stage may hold the modules from the first number to before the second."""
+def may_be_stage(modules: Sequence[nn.Module], joined: Set[int] = frozenset()) -> Callable[[int, int], bool]:
+    """Whether one stage may hold the modules from the first number to before the second.
+
+    Args:
+        joined: numbers of modules that are on the stage of the one before.
+    """
     trained = [any(p.requires_grad for p in module.parameters()) for module in modules]
     before = list(accumulate(trained, initial=0))
     holders: dict[int, list[int]] = {}
     for number, module in enumerate(modules):
         for parameter in module.parameters():
             holders.setdefault(id(parameter), []).append(number)
-    torn = {bound for numbers in holders.values() for bound in range(min(numbers) + 1, max(numbers) + 1)}
+    torn = set(joined) | {bound for numbers in holders.values() for bound in range(min(numbers) + 1, max(numbers) + 1)}
     return lambda begin, end: before[end] > before[begin] and begin not in torn and end not in torn
 
 

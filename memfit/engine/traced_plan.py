@@ -18,19 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from memfit.engine.collectives import is_memory_failure
-from memfit.engine.pipeline_cut import fake_copies
+from memfit.engine.fake_forward import fake_copies, refusal, run_losses
 from memfit.engine.split_trace import Findings, LocalTrace, SplitTrace, Step, layers_of, watched
-from memfit.errors import InputError, describe
-from memfit.geometry import shape_of
+from memfit.errors import describe
 from memfit.job import Job, Nets
-from memfit.torch_compat import FakeTensorMode, disable_current_modes
 
-ITEMS = 2
-"""Samples of the forward: with one, a dimension of samples may be left out unseen."""
 MOST_COUNTS = 5
 """Attributes of a module that may be numbers of heads or widths: all choices among them are tried."""
 
@@ -126,11 +121,8 @@ class _Planner:
         try:
             self._run(trace)
         except Exception as error:
-            if is_memory_failure(error):
-                raise
-            why = f"its loss does not run on tensors without bytes, on which a plan is looked for: {describe(error)}"
             write = "write parallelize(self, nets, mesh) in the job, or leave tp out of the mesh"
-            raise InputError(f"{type(self._job).__name__} on tp={self._ranks}", why, write) from error
+            raise refusal(self._job, f"tp={self._ranks}", error, write) from error
         return trace.findings
 
     def _counted(self, findings: Findings) -> frozenset[str]:
@@ -181,17 +173,8 @@ class _Planner:
                 setattr(module, key, value)
 
     def _run(self, trace: Any) -> None:
-        job = self._job
-        device = next(parameter.device for net in self._nets.values() for parameter in net.parameters())
-        mode: FakeTensorMode = self._mode
-        with (
-            disable_current_modes(), torch.enable_grad(), torch.random.fork_rng(devices=[]), mode, device,
-            watched(self._nets, self._layers, trace),
-        ):  # fmt: skip
-            batch = job.batch(shape_of(job, ITEMS * (job.longest or 1)))
-            with trace:
-                for turn in job.turns([]):
-                    turn.loss(self._nets, batch, {})
+        modules = watched(self._nets, self._layers, trace)
+        run_losses(self._job, self._nets, self._mode, trace, modules)
 
 
 def _kind(module: nn.Module) -> Any:

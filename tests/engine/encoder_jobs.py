@@ -7,8 +7,11 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForSequenceClassification,
     CLIPConfig,
     CLIPModel,
+    GPT2Config,
+    GPT2LMHeadModel,
     ModernBertConfig,
     ModernBertForMaskedLM,
     MPNetConfig,
@@ -149,6 +152,29 @@ class Whisper(Encoder):
         return {"input_features": torch.randn(items, 8, 32, generator=generator), "labels": labels}
 
 
+class Classified(Encoder):
+    """What lies between its last block and its classifier is a module too, and takes one token."""
+
+    net_class = BertForSequenceClassification
+    config = BertConfig(vocab_size=64, max_position_embeddings=16, num_labels=4, **SIZES, **WITHOUT_DROPOUT)
+
+    def made(self, items, generator):
+        made = super().made(items, generator)
+        return {**made, "labels": torch.randint(4, (items,), generator=generator)}
+
+
+class Decoder(Encoder):
+    """Two embeddings are added before the first block, so that no stage begins between them."""
+
+    net_class = GPT2LMHeadModel
+    config = GPT2Config(
+        vocab_size=64, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0,
+        tie_word_embeddings=False, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+
+
+STAGED = {"vit": Vit, "classified": Classified, "decoder of words": Decoder}
+"""Nets that are cut into stages as a forward shows."""
 CARRIED = {
     "bert": Bert, "modern bert": ModernBert, "mpnet": MpNet, "t5": T5, "vit": Vit, "clip": Clip, "whisper": Whisper,
 }  # fmt: skip

@@ -9,6 +9,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from transformers import OlmoeConfig, OlmoeForCausalLM
 
 from memfit.job import Loss, Turn
+from tests.engine.encoder_jobs import T5
 from tests.engine.tensor_jobs import HEADS, SIZES, Own, Tied, Unplanned, Words, words
 
 
@@ -282,11 +283,54 @@ class TornDTensor(Torn):
 
 
 class HeadOnly(Words):
-    """A net of which transformers names the head alone."""
+    """A net of which transformers names the head alone, and whose blocks a forward shows."""
 
     def nets(self):
+        torch.manual_seed(2)
         config = OlmoeConfig(**SIZES, **HEADS, num_experts=4, num_experts_per_tok=2)
         return {"net": OlmoeForCausalLM(config)}
+
+
+class Unnamed(Words):
+    """A net of its own, and no job that says in which order its modules run."""
+
+    def nets(self):
+        return {"net": self.net()}
+
+    def loss(self, nets, batch):
+        return Loss(nets["net"](batch).square().mean((1, 2)).sum(), len(batch))
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Embedding(32, 24), Residual(24), Residual(24)])
+
+
+class Reused(Unnamed):
+    """Its blocks run twice."""
+
+    class Repeated(Blocks):
+        def forward(self, tokens):
+            x = self.blocks[0](tokens)
+            for _ in range(2):
+                x = self.blocks[2](self.blocks[1](x))
+            return x
+
+    net = Repeated
+
+
+class Branched(Unnamed):
+    """Each block is given the embeddings too."""
+
+    class Skips(Blocks):
+        def forward(self, tokens):
+            x = embedded = self.blocks[0](tokens)
+            for block in self.blocks[1:]:
+                x = block(x) + embedded
+            return x
+
+    net = Skips
 
 
 class Few(Stages):
@@ -308,7 +352,9 @@ REFUSED = {
     Scaled: "precision=fp16 on pp=2: each stage would scale its gradients by itself",
     Turned: "Turned.turns() on pp=2: a window has 2 turns",
     Grouped: "optimizer 'net' on pp: its groups of parameters are others",
-    HeadOnly: "net 'net' on pp=2: transformers has no pipeline plan for OlmoeForCausalLM",
+    Reused: "net 'net' on pp=2: transformers has no pipeline plan for Repeated, and no list of blocks of it runs once",
+    Branched: "1 modules that run one after the other: from net.blocks.1 on, more of those before is needed",
+    T5: "module net.shared on pp=2: it holds trained parameters outside of the modules that run in order",
     Few: "pp=2: the nets have 1 modules that run one after the other",
 }
 """What is said of each; where only one stage meets it, of that stage."""

@@ -18,9 +18,10 @@ from memfit.engine.process_group import join
 from memfit.mesh import parse_mesh
 from memfit.trace.step_phases import validate_once
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
+from tests.engine import encoder_jobs
 from tests.engine.expert_jobs import CUT as CUT_EXPERTS
-from tests.engine.pipeline_jobs import Counted, Decoded, Gated, Stages
-from tests.engine.ranks import CPU
+from tests.engine.pipeline_jobs import Counted, Decoded, Gated, HeadOnly, Stages
+from tests.engine.ranks import CPU, count
 from tests.engine.tensor_jobs import Adapted, Normed, Other, Words, words
 from tests.engine.zero_ranks import weights, window
 
@@ -32,7 +33,7 @@ KINDS = {
     "stages, interleaved_1f1b": Stages, "recomputed, interleaved_1f1b": Counted, "decoded": Decoded,
     ON_TWO_RANKS: Words, "stages, interleaved_zero_bubble": Stages,
     "recomputed, interleaved_zero_bubble": Counted, HEADS: Normed, MIXTURE: CUT_EXPERTS[MIXTURE],
-    ADAPTED: Adapted, "gated": Gated,
+    ADAPTED: Adapted, "gated": Gated, "head only": HeadOnly, **encoder_jobs.STAGED,
 }  # fmt: skip
 STEPS = {name: {"schedule": schedule} if (schedule := name.partition(", ")[2]) else {} for name in KINDS}
 NAMED = "decoded, named"
@@ -82,10 +83,11 @@ def micro_batches(job, shares=1, share=0):
         return part
 
     each = len(SIZES) // shares
+    data = encoder_jobs.batches(type(job)) if isinstance(job, encoder_jobs.Encoder) else words
     made = [
-        MicroBatch(fetch=lambda number=number, part=part: fetch(number, part), padded_units=len(part) * 6,
+        MicroBatch(fetch=lambda number=number, part=part: fetch(number, part), padded_units=count(part) * 6,
                    units=job.units(part))
-        for number, part in enumerate(words(SIZES))
+        for number, part in enumerate(data(SIZES))
     ]  # fmt: skip
     return made[each * share : each * (share + 1)]
 

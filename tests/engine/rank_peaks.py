@@ -43,7 +43,7 @@ OWN_HOLDERS = 3
 KINDS = {
     **JOBS, **CARRIED, **STAGED, **built_in_jobs.CARRIED, "s1": built_in_jobs.Tokens, **expert_jobs.CARRIED,
     "even mixture": expert_jobs.EvenMixture, "drawn": Drawn, **context_jobs.CARRIED,
-    **encoder_jobs.CARRIED,
+    **encoder_jobs.CARRIED, **encoder_jobs.STAGED,
 }  # fmt: skip
 
 
@@ -221,6 +221,8 @@ STAGE_CASES = [
     EngineCase("drawn", "fsdp2", 2, {}, {}, MeshShape(pp=2)),
     EngineCase("llama", "fsdp2", 4, {}, {"schedule": "gpipe"}, MeshShape(pp=2)),
     EngineCase("stages", "fsdp2", 1, {}, {}, MeshShape(pp=2)),
+    EngineCase("vit", "fsdp2", 4, {}, {}, MeshShape(pp=2)),
+    EngineCase("decoder of words", "fsdp2", 4, BF16, {}, MeshShape(pp=2)),
     EngineCase("stages", "fsdp2", 5, BF16, {}, MeshShape(pp=3)),
     EngineCase("counted", "fsdp2", 6, {"checkpoint": "all"}, {}, MeshShape(pp=3)),
     EngineCase("llama", "fsdp2", 4, {}, {"schedule": "interleaved_1f1b"}, MeshShape(pp=2)),

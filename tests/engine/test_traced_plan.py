@@ -109,7 +109,7 @@ class Unknown(OwnAttention):
     ("kind", "words"),
     [
         (Convolutions, "net 'net' on tp=2: transformers has no tensor-parallel plan for Sequential, and no two linear"),
-        (Unknown, "Unknown on tp=2: its loss does not run on tensors without bytes, on which a plan is looked for"),
+        (Unknown, "Unknown on tp=2: its loss does not run on tensors without bytes, on which its nets are"),
     ],
 )
 def test_a_net_of_which_nothing_can_be_cut_is_refused_by_name(kind, words):

@@ -65,8 +65,9 @@ class PipelineCosts:
         Raises:
             InputError: the nets cannot be cut so.
         """
-        paths = pipeline_modules(self._job, self._nets, stages, f"pp={mesh.pp}")
-        allowed = may_be_stage([find_module(self._nets, path) for path in paths])
+        chain = pipeline_modules(self._job, self._nets, stages, f"pp={mesh.pp}")
+        paths = chain.paths
+        allowed = may_be_stage([find_module(self._nets, path) for path in paths], chain.joined)
         link = (links or {}).get(TENSOR) if mesh.tp > 1 else None
         traced = [self._costs(self._traced_job(mesh.tp, link), paths, shape, modes) for shape in sizes]
         costs = traced[0].at(units, traced[-1])
