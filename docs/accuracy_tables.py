@@ -156,11 +156,12 @@ def accuracy_without_recipes() -> str:
 
 
 def accuracy_xmem() -> str:
-    """xMem's runs: memfit beside the four estimators whose figures the runs' files have."""
+    """xMem's runs: memfit beside the four estimators whose figures the runs' files have, and those that were run."""
     judged = result("xmem")["xmem"]
     rows = []
     for key, name in (("memfit", "memfit"), ("xmem", "xMem"), ("dnnmem", "DNNMem"), ("schedtune", "SchedTune"),
-                      ("llmem", "LLMem")):  # fmt: skip
+                      ("llmem", "LLMem"), ("mem_tracker", "torch's MemTracker"), ("accelerate", "Accelerate's"),
+                      ("deepspeed_zero2", "DeepSpeed's, ZeRO-2"), ("parameters_x_16", "parameters x 16")):  # fmt: skip
         count = judged["rows"] if key == "memfit" else judged[f"{key}_rows"]
         rows.append([name, count, *(percent(judged[f"{key}_{part}"], 1) for part in ("median", "p90"))])
     return table(["estimator", "runs", "median", "p90"], rows)

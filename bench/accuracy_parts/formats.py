@@ -135,7 +135,7 @@ def _xmem(rows: list[Any], untraced: dict[str, str]) -> Judged:
     }
     lines = [
         [row.run.model, row.run.card, row.run.optimizer, row.run.batch, row.run.oom, row.run.measured, row.predicted,
-         row.low, row.high, row.fits, row.run.estimates] for row in rows
+         row.low, row.high, row.fits, row.estimates] for row in rows
     ]  # fmt: skip
     return Judged(
         format="xmem", statistics=xmem.statistics(rows), groups=_by(rows, keys, xmem.statistics), rows=lines,

@@ -1,4 +1,5 @@
-"""xMem's runs: NVML's bytes of a training loop above a CUDA context, with four published estimates of each.
+"""xMem's runs: NVML's bytes of a training loop above a CUDA context, with four published estimates of each, and those
+of ``estimators``.
 
 Table: ``card,model,optimizer,batch,seq_or_image,zero_grad,measured_peak_bytes,oom,est_xmem,…``. What is measured is
 the highest reading minus the first one, which already has the context: the allocator's segments, and the kernels and
@@ -14,20 +15,22 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.accuracy_parts import environments
+from bench.accuracy_parts import environments, estimators
 from bench.accuracy_parts.loop import Loop, trace_loop
 from bench.accuracy_parts.timm_fits import Untraced
 from bench.accuracy_parts.workers import each
 from memfit.device.hardware.catalogue import Device, find_device
 from memfit.events import CATEGORIES, Trace
 
-ESTIMATORS = {"xmem": "est_xmem", "dnnmem": "est_dnnmem", "schedtune": "est_schedtune", "llmem": "est_llmem"}
+PUBLISHED = {"xmem": "est_xmem", "dnnmem": "est_dnnmem", "schedtune": "est_schedtune", "llmem": "est_llmem"}
+OTHERS = ("mem_tracker", "accelerate", "deepspeed_zero2", "parameters_x_16")
+"""Estimators that are run or worked out here."""
 MIB = 1 << 20
 TORCH = "2.6.0"
 """Of the image that the runs were made in."""
@@ -71,11 +74,18 @@ class XmemAnswer:
     verdict: str
     copied_early: int = 0
     """Bytes of weights that ``predicted`` leaves out, since the first reading may have them."""
+    others: dict[str, int] = field(default_factory=dict)
+    """Bytes by estimator that is no published one."""
 
     @property
     def error(self) -> float:
         """(predicted - measured) / measured."""
         return self.predicted / self.run.measured - 1
+
+    @property
+    def estimates(self) -> dict[str, float]:
+        """Bytes by estimator."""
+        return {**self.run.estimates, **self.others}
 
     @property
     def error_from_empty(self) -> float:
@@ -96,7 +106,7 @@ def _run(row: dict[str, str]) -> XmemRun:
         card=row["card"], model=row["model"], optimizer=row["optimizer"], batch=int(row["batch"]),
         zero_grad=modes[row["zero_grad"].split()[1].rstrip("=:,")[0]] if recorded else "start",
         is_first_generation=not recorded, measured=int(row["measured_peak_bytes"]), oom=row["oom"] not in ("0", ""),
-        estimates={name: float(row[column]) for name, column in ESTIMATORS.items()
+        estimates={name: float(row[column]) for name, column in PUBLISHED.items()
                    if row.get(column) and float(row[column]) > 0},
         outside_docker="CoLab" in row.get("notes", "") or "CoLab" in row.get("path", ""),
         is_image="x" in row["seq_or_image"].split(",")[0] and row["seq_or_image"][0].isdigit(),
@@ -160,6 +170,7 @@ def _answer(run: XmemRun) -> XmemAnswer | Untraced:
         run=run, net_kind=trace.net_kind, predicted=train.process_bytes - weights // 2,
         low=train.process_bytes_low - weights, high=train.process_bytes_high, fits=footprint.fits,
         verdict=footprint.verdict, copied_early=weights // 2,
+        others=estimators.by_parameters(trace) | estimators.by_mem_tracker(loop),
     )  # fmt: skip
 
 
@@ -180,8 +191,8 @@ def statistics(rows: Sequence[XmemAnswer]) -> dict[str, Any]:
     from_empty = np.abs([row.error_from_empty for row in ran])
     answer["memfit_median_from_empty"] = float(np.median(from_empty))
     answer["memfit_p90_from_empty"] = float(np.percentile(from_empty, 90))
-    for name in ESTIMATORS:
-        others = [abs(row.run.estimates[name] / row.run.measured - 1) for row in ran if name in row.run.estimates]
+    for name in (*PUBLISHED, *OTHERS):
+        others = [abs(row.estimates[name] / row.run.measured - 1) for row in ran if name in row.estimates]
         answer[f"{name}_rows"] = len(others)
         answer[f"{name}_median"] = float(np.median(others)) if others else None
         answer[f"{name}_p90"] = float(np.percentile(others, 90)) if others else None

@@ -1,6 +1,7 @@
 """python -m pytest tests/bench/test_formats.py"""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,19 @@ def test_every_estimator_is_judged_on_the_runs_that_it_has_an_estimate_for(tmp_p
     assert figures["memfit_median"] == pytest.approx(0.01)
     assert figures["xmem_median"] == pytest.approx(0.1)
     assert figures["llmem_median"] is None
+    assert figures["mem_tracker_rows"] == 0
+    figures = xmem.statistics([replace(good, others={"mem_tracker": 750})])
+    assert (figures["mem_tracker_rows"], figures["mem_tracker_median"]) == (1, pytest.approx(0.25))
+
+
+def test_mem_tracker_runs_the_loop_of_a_row(monkeypatch):
+    made = lambda asked: Built(net=nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10)))  # noqa: E731
+    monkeypatch.setattr(loop, "build_net", made)
+    own = Loop(net="x", kind="torchvision", batch=2, image=8, optimizer="Adam", iterations=1)
+    weights = 4 * (3 * 8 * 8 * 10 + 10)
+    assert 4 * weights <= estimators.by_mem_tracker(own)["mem_tracker"] < 7 * weights
+    monkeypatch.setattr(loop, "build_net", lambda asked: 1 / 0)
+    assert estimators.by_mem_tracker(own) == {}
 
 
 def test_half_of_a_convolution_net_s_weights_may_be_in_the_first_reading(tmp_path):
