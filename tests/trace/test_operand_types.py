@@ -10,9 +10,12 @@ import torch
 from torch import nn
 
 from memfit.device.hardware.catalogue import find_device
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
 from memfit.errors import InputError
 from memfit.job import Job, Shape
 from memfit.trace.step import Tracing, trace_job
+from memfit.trace.tracer import Tracer
 
 
 class Mixed(Job):
@@ -65,3 +68,69 @@ def test_types_that_a_real_step_takes(settings: dict[str, str]) -> None:
     with job.autocast("cpu"):
         assert run()[0].isfinite()
     assert trace_job(job, Shape(items=2), Tracing(device=find_device("cpu"))).phases
+
+
+def other(*shape):
+    return torch.ones(*shape, dtype=torch.bfloat16)
+
+
+PLACES = torch.arange(3)
+COMBINED = {
+    "convolution": lambda: nn.functional.conv2d(torch.ones(2, 3, 8, 8), other(4, 3, 3, 3)),
+    "convolution of the inputs": lambda: nn.functional.conv1d(other(2, 3, 8), torch.ones(4, 3, 3)),
+    "addmm": lambda: torch.addmm(other(3), torch.ones(2, 3), torch.ones(3, 3)),
+    "mv": lambda: torch.ones(3, 3) @ other(3),
+    "index_put": lambda: torch.ones(5, 3).index_put((PLACES,), other(3, 3)),
+    "index_put by assignment": lambda: torch.ones(5, 3).__setitem__(PLACES, other(3, 3)),
+    "index_add": lambda: torch.zeros(5, 3).index_add_(0, PLACES, other(3, 3)),
+    "index_copy": lambda: torch.zeros(5, 3).index_copy(0, PLACES, other(3, 3)),
+    "grid_sampler_2d": lambda: nn.functional.grid_sample(
+        torch.ones(1, 2, 4, 4), other(1, 3, 3, 2), align_corners=False
+    ),
+    "cdist_forward": lambda: torch.cdist(torch.ones(2, 4, 3), other(2, 4, 3)),
+    "binary_cross_entropy": lambda: nn.functional.binary_cross_entropy(torch.ones(4), other(4)),
+    "nll_loss_forward": lambda: nn.functional.cross_entropy(torch.ones(3, 4), PLACES, weight=other(4)),
+    "layer_norm": lambda: nn.functional.layer_norm(torch.ones(2, 4), (4,), other(4), other(4)),
+    "group_norm": lambda: nn.functional.group_norm(torch.ones(2, 4, 3), 2, other(4), other(4)),
+}
+TAKEN = {
+    "one number": lambda: torch.ones(5, 3).index_put((torch.ones(5, 3) > 0,), other(())),
+    "a sum": lambda: torch.ones(3) + other(3),
+    "layer_norm in float32 of bfloat16": lambda: nn.functional.layer_norm(
+        other(2, 4), (4,), torch.ones(4), torch.ones(4)
+    ),
+    "group_norm in float32 of bfloat16": lambda: nn.functional.group_norm(
+        other(2, 4, 3), 2, torch.ones(4), torch.ones(4)
+    ),
+}
+
+
+@pytest.mark.parametrize("enter", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("name", COMBINED)
+def test_two_types_that_an_operator_does_not_combine(name: str, enter, monkeypatch) -> None:
+    with pytest.raises((RuntimeError, IndexError)):
+        COMBINED[name]()
+    words = (
+        f"{name.split()[0]} at .*test_operand_types.py:.*: its arguments are .* and .*, which torch does not combine"
+    )
+    with enter() as virtual, torch.device(virtual.device), Tracer(virtual).recording():
+        monkeypatch.setitem(globals(), "PLACES", PLACES.to(virtual.device))
+        with pytest.raises(InputError, match=words):
+            COMBINED[name]()
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_two_types_that_an_operator_takes(name: str) -> None:
+    real = TAKEN[name]()
+    with virtual_cpu() as virtual, Tracer(virtual).recording():
+        assert TAKEN[name]().dtype == real.dtype
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "group_norm"])
+def test_norms_of_a_card_read_their_parameters_in_the_type_of_their_inputs(name: str) -> None:
+    """cuda/layer_norm_kernel.cu and cuda/group_norm_kernel.cu: ``gamma.const_data_ptr<T>()`` of the inputs' type."""
+    with virtual_gpu(CardRules()) as virtual, torch.device(virtual.device), Tracer(virtual).recording():
+        with pytest.raises(InputError, match=f"{name} at .*: its arguments are bfloat16 and float32"):
+            TAKEN[f"{name} in float32 of bfloat16"]()
+        with torch.autocast("cuda", torch.bfloat16):
+            assert TAKEN[f"{name} in float32 of bfloat16"]().dtype is torch.float32
