@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from memfit.engine.function_caches import without_fake_results
 from memfit.errors import InputError
 from memfit.torch_compat import FakeTensorMode, disable_current_modes, tree_flatten, tree_map
 
@@ -98,7 +99,10 @@ class StandIn:
         return mark_absent(given) if absent else given
 
     def _shapes(self, args: Any, kwargs: Any) -> Any:
-        with disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]), self._mode:
+        with (
+            disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]), without_fake_results(),
+            self._mode,
+        ):  # fmt: skip
 
             def fake(value: Any) -> Any:
                 return fake_like(value) if isinstance(value, Tensor) else value

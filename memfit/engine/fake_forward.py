@@ -1,8 +1,13 @@
-"""Forwards of a job on tensors without bytes, which show what its nets do before they are cut."""
+"""Forwards of a job on tensors without bytes, which show what its nets do before they are cut.
+
+They run in a copy of this process: a library may keep a tensor for later forwards, as BEiT keeps indices of positions,
+and this process would go on with one that has no values.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,19 +20,25 @@ from memfit.device.virtual.grouped_products import GroupedProductsMode
 from memfit.engine.absent_module import fake_like
 from memfit.engine.collectives import is_memory_failure
 from memfit.errors import InputError, describe
+from memfit.forked_process import ForkedProcess, NoResultError
 from memfit.geometry import shape_of
 from memfit.job import Job, Nets
 from memfit.torch_compat import FakeTensorMode, TorchDispatchMode, disable_current_modes
 
+CPU = torch.device("cpu")
+"""Where forwards run: a copied process cannot use a card, and what a net does is the same."""
 ITEMS = 2
 """Samples of a forward: with one, a dimension of samples may be left out unseen."""
 
 
-def fake_copies(nets: Nets, device: torch.device | None = None) -> tuple[FakeTensorMode, Nets]:
+def fake_copies(
+    nets: Nets, device: torch.device | None = None, *, everywhere: bool = False
+) -> tuple[FakeTensorMode, Nets]:
     """The nets on tensors without bytes, and the mode of these tensors.
 
     Args:
         device: of the copies of tensors on the meta device.
+        everywhere: whether it is that of all copies.
     """
     with disable_current_modes():
         mode = GroupedProductsMode(allow_non_fake_inputs=True)
@@ -36,7 +47,7 @@ def fake_copies(nets: Nets, device: torch.device | None = None) -> tuple[FakeTen
             for net in nets.values():
                 for tensor in (*net.parameters(), *net.buffers()):
                     if id(tensor) not in copies:
-                        copies[id(tensor)] = _fake(tensor, device if tensor.is_meta else None)
+                        copies[id(tensor)] = _fake(tensor, device if tensor.is_meta or everywhere else None)
         return mode, copy.deepcopy(nets, copies)
 
 
@@ -62,6 +73,42 @@ class WithAnswers(TorchDispatchMode):
         return func(*args, **kwargs) if answer is NOT_HANDLED else answer
 
 
+def in_copied_process(ask: Callable[[], Any]) -> Any:
+    """What a function gives that runs a job's forward on tensors without bytes; it gives plain data.
+
+    Raises:
+        InputError: that of the function.
+    """
+    try:
+        process = ForkedProcess(_Asked(ask))
+    except (OSError, AttributeError):  # no process can be made
+        return ask()
+    try:
+        value, words = process.call("answer").result()
+    except NoResultError:
+        return ask()
+    finally:
+        process.close()
+    if words is not None:
+        raise InputError(*words)
+    return value
+
+
+class _Asked:
+    """What the copy of this process runs."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self._ask = ask
+
+    def answer(self) -> tuple[Any, tuple[str, str, str] | None]:
+        """What the function gives, or the words of its InputError."""
+        torch.set_num_threads(1)  # threads of a kernel are not copied
+        try:
+            return self._ask(), None
+        except InputError as error:
+            return None, (error.seen, error.why, error.write)
+
+
 def run_losses(
     job: Job, fakes: Nets, mode: FakeTensorMode, operators: WithAnswers, modules: AbstractContextManager[None]
 ) -> None:
@@ -71,9 +118,8 @@ def run_losses(
         operators: sees all operators.
         modules: a context that sees the calls of modules.
     """
-    device = next(parameter.device for net in fakes.values() for parameter in net.parameters())
     with (
-        disable_current_modes(), torch.enable_grad(), torch.random.fork_rng(devices=[]), mode, device, modules,
+        disable_current_modes(), torch.enable_grad(), torch.random.fork_rng(devices=[]), mode, CPU, modules,
     ):  # fmt: skip
         batch = job.batch(shape_of(job, ITEMS * (job.longest or 1)))
         with operators:

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from memfit.engine.fake_forward import WithAnswers, fake_copies, refusal, run_losses
+from memfit.engine.fake_forward import CPU, WithAnswers, fake_copies, in_copied_process, refusal, run_losses
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 from memfit.nested_tensors import tensors_in
@@ -57,7 +57,7 @@ def module_chain(job: Job, nets: Nets, name: str, where: str, write: str) -> Mod
         InputError: the job's loss does not run on tensors without bytes, or the modules run otherwise; names one.
     """
     if nets[name] not in _KNOWN:
-        _KNOWN[nets[name]] = _followed(job, nets, name, where, write)
+        _KNOWN[nets[name]] = in_copied_process(lambda: _followed(job, nets, name, where, write))
     return _KNOWN[nets[name]]
 
 
@@ -66,7 +66,7 @@ _KNOWN: weakref.WeakKeyDictionary[nn.Module, ModuleChain] = weakref.WeakKeyDicti
 
 
 def _followed(job: Job, nets: Nets, name: str, where: str, write: str) -> ModuleChain:
-    mode, fakes = fake_copies(nets)
+    mode, fakes = fake_copies(nets, CPU, everywhere=True)
     net, calls = fakes[name], dict[nn.Module, list[Call]]()
     try:
         run_losses(job, fakes, mode, WithAnswers(), _noted(net, calls))

@@ -21,13 +21,13 @@ from memfit.blocks import checked_paths, find_module
 from memfit.engine.absent_module import StandIn
 from memfit.engine.adapters import net_of_transformers
 from memfit.engine.collectives import is_memory_failure
-from memfit.engine.fake_forward import WithAnswers, fake_copies
+from memfit.engine.fake_forward import CPU, WithAnswers, fake_copies, in_copied_process
 from memfit.engine.module_chain import ModuleChain, module_chain
 from memfit.engine.stage_bounds import best_bounds, cost_of_shares, equal_shares, may_be_stage, named_bounds
 from memfit.errors import InputError
 from memfit.geometry import shape_of
 from memfit.job import Job, Nets, is_trained
-from memfit.torch_compat import FakeTensorMode, disable_current_modes
+from memfit.torch_compat import disable_current_modes
 from memfit.torch_compat.attributes import own_buffers, own_parameters
 from memfit.torch_compat.batch_norm import BatchNormBase
 
@@ -92,7 +92,8 @@ def cut_into_stages(
     if first_modules:
         bounds = named_bounds(paths, first_modules, stages, where)
     else:
-        bounds = _equal_shares(modules, _operations(job, fakes, copies, mode), stages, chain.joined)
+        operations = in_copied_process(lambda: _operations(job, nets, paths))
+        bounds = _equal_shares(modules, operations, stages, chain.joined)
     _check_stages(paths, modules, bounds, where)
     stand_ins = tuple(StandIn(path, copied, mode) for path, copied in zip(paths, copies, strict=True))
     return PipelineCut(paths=paths, bounds=bounds, stand_ins=stand_ins)
@@ -247,11 +248,12 @@ def _check_stages(paths: Sequence[str], modules: Sequence[nn.Module], bounds: Se
             raise InputError(where, why, "write a smaller pp")
 
 
-def _operations(job: Job, nets: Nets, modules: Sequence[nn.Module], mode: FakeTensorMode) -> list[int] | None:
+def _operations(job: Job, whole: Nets, paths: Sequence[str]) -> list[int] | None:
     """Operations of each module's forward; None where the job's forward cannot run without values."""
+    mode, nets = fake_copies(whole, CPU, everywhere=True)
+    modules = [find_module(nets, path) for path in paths]
     counter = FlopCounterMode(display=False)
     counts = dict.fromkeys(map(id, modules), 0)
-    device = next(parameter.device for net in nets.values() for parameter in net.parameters())
 
     def before(module: nn.Module, args: Any) -> None:
         counts[id(module)] -= counter.get_total_flops()
@@ -272,7 +274,7 @@ def _operations(job: Job, nets: Nets, modules: Sequence[nn.Module], mode: FakeTe
             mode,
             counter,
             WithAnswers(),
-            device,
+            CPU,
         ):
             batch = job.batch(shape_of(job, job.longest or 1))
             for turn in job.turns([]):

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from memfit.engine.collectives import is_memory_failure
-from memfit.engine.fake_forward import fake_copies, refusal, run_losses
+from memfit.engine.fake_forward import CPU, fake_copies, in_copied_process, refusal, run_losses
 from memfit.engine.split_trace import Findings, LocalTrace, SplitTrace, Step, layers_of, watched
 from memfit.errors import describe
 from memfit.job import Job, Nets
@@ -65,7 +65,7 @@ def traced_plans(job: Job, nets: Nets, names: Sequence[str], ranks: int) -> dict
     known = _KNOWN.setdefault(nets[names[0]], {})
     key = (tuple(names), ranks)
     if key not in known:
-        known[key] = _Planner(job, nets, names, ranks).plans()
+        known[key] = in_copied_process(lambda: _Planner(job, nets, names, ranks).plans())
     return known[key]
 
 
@@ -78,7 +78,7 @@ class _Planner:
 
     def __init__(self, job: Job, nets: Nets, names: Sequence[str], ranks: int) -> None:
         self._job, self._ranks, self._names = job, ranks, names
-        self._mode, self._nets = fake_copies(nets)
+        self._mode, self._nets = fake_copies(nets, CPU, everywhere=True)
         self._layers = {key: layer for name in names for key, layer in layers_of(name, self._nets[name]).items()}
         self.reasons: dict[str, str] = {}
         """Why layers stay whole."""

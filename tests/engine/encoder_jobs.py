@@ -5,6 +5,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 from transformers import (
+    BeitConfig,
+    BeitForImageClassification,
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
@@ -112,6 +114,16 @@ class Vit(Encoder):
         return {"pixel_values": pictures, "labels": torch.randint(4, (items,), generator=generator)}
 
 
+class Beit(Vit):
+    """Biases of heads are parameters of attention, and a function of the library keeps their indices."""
+
+    net_class = BeitForImageClassification
+    config = BeitConfig(
+        image_size=SIDE, patch_size=8, num_labels=4, use_relative_position_bias=True, drop_path_rate=0.0, **SIZES,
+        **WITHOUT_DROPOUT,
+    )  # fmt: skip
+
+
 class Clip(Encoder):
     """Two towers, and a temperature that is a single number."""
 
@@ -173,10 +185,11 @@ class Decoder(Encoder):
     )  # fmt: skip
 
 
-STAGED = {"vit": Vit, "classified": Classified, "decoder of words": Decoder}
+STAGED = {"vit": Vit, "beit": Beit, "classified": Classified, "decoder of words": Decoder}
 """Nets that are cut into stages as a forward shows."""
 CARRIED = {
-    "bert": Bert, "modern bert": ModernBert, "mpnet": MpNet, "t5": T5, "vit": Vit, "clip": Clip, "whisper": Whisper,
+    "bert": Bert, "modern bert": ModernBert, "mpnet": MpNet, "t5": T5, "vit": Vit, "beit": Beit,
+    "clip": Clip, "whisper": Whisper,
 }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ ON_THREE = [case for case in WITHOUT_ADAPTERS if case not in (NAMED, ON_TWO_RANK
 
 @pytest.mark.parametrize(
     ("mesh", "cases"),
-    [("pp=2", ["llama", ADAPTED, "classified"]), pytest.param("pp=2", [*STEPS], marks=pytest.mark.slow),
+    [("pp=2", ["llama", ADAPTED, "classified", "beit"]), pytest.param("pp=2", [*STEPS], marks=pytest.mark.slow),
      pytest.param("pp=3", ON_THREE, marks=pytest.mark.slow),
      pytest.param(BOTH, [*STEPS], marks=pytest.mark.slow), pytest.param(COPIED, [*STEPS], marks=pytest.mark.slow),
      pytest.param(CUT, TO_BE_CUT, marks=pytest.mark.slow),
