@@ -182,7 +182,7 @@ class SplitTrace(WithAnswers):
             try:
                 carried_on = self._carried(func, args, kwargs, output, known)
             except MixedError as error:
-                unknown = True
+                unknown = error.parts > 0  # else the layers are whole, and what they give is
                 for split in known:
                     self.findings.mix(split, error.reason, error.parts)
         if unknown:
@@ -196,8 +196,8 @@ class SplitTrace(WithAnswers):
         self._note(func, tensors, outputs, known)
 
     def _carried(self, func: Any, args: Any, kwargs: Any, output: Any, known: list[Split]) -> list[Split | None]:
-        """The splits of an operator's outputs. What is computed from parts that were mixed is not looked at until a
-        layer takes it."""
+        """The splits of an operator's outputs. Where a layer's output may be several tensors, what is computed from it
+        is not looked at until a layer takes it."""
         name = str(func).split(".")[1]
         operation = Operation(
             name=name, args=args, kwargs=kwargs, output=output, split_of=self._splits.get, ranks=self._ranks,

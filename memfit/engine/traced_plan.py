@@ -107,10 +107,10 @@ class _Planner:
     def _plan_of(self, name: str, columns: Mapping[str, int], findings: Findings) -> TracedPlan:
         layouts = {key: "colwise" if columns[key] == 1 else f"colwise_fused_{columns[key]}" for key in findings.sources}
         layouts |= dict.fromkeys(findings.rows, "rowwise")
-        counts = {}
+        counts, of_parts = {}, _of_parts(findings.steps)
         for path, module in self._nets[name].named_modules():
             divided = self._counts.get(_kind(module), ())
-            if divided and any(module is step.module and step.sources for step in findings.steps):
+            if divided and module in of_parts:
                 counts[path] = divided
         own = {key.partition(".")[2]: layout for key, layout in layouts.items() if key.partition(".")[0] == name}
         kept = next((f"module {key}: {why}" for key, why in self.reasons.items() if key.startswith(f"{name}.")), "")
@@ -131,7 +131,7 @@ class _Planner:
         self._counts = {}
         while True:
             trace = LocalTrace(findings.steps, findings.sources, findings.rows.keys(), self._ranks)
-            with self._divided():
+            with self._divided(findings.steps):
                 failed = self._differs(trace, findings.steps)
             if failed is None:
                 return frozenset()
@@ -157,13 +157,12 @@ class _Planner:
         return None if trace.position == len(steps) else "it ends sooner"
 
     @contextmanager
-    def _divided(self) -> Iterator[None]:
-        """The nets whose modules count what a rank has."""
-        before: list[tuple[nn.Module, str, int]] = []
-        for net in self._nets.values():
-            for module in net.modules():
-                for key in self._counts.get(_kind(module), ()):
-                    before.append((module, key, getattr(module, key)))
+    def _divided(self, steps: Sequence[Step]) -> Iterator[None]:
+        """Modules that see parts count what a rank has."""
+        modules = _of_parts(steps)
+        before = [
+            (module, key, getattr(module, key)) for module in modules for key in self._counts.get(_kind(module), ())
+        ]
         for module, key, value in before:
             setattr(module, key, value // self._ranks)
         try:
@@ -175,6 +174,11 @@ class _Planner:
     def _run(self, trace: Any) -> None:
         modules = watched(self._nets, self._layers, trace)
         run_losses(self._job, self._nets, self._mode, trace, modules)
+
+
+def _of_parts(steps: Sequence[Step]) -> set[nn.Module]:
+    """Modules that call operators on parts."""
+    return {step.module for step in steps if step.sources and step.module is not None}
 
 
 def _kind(module: nn.Module) -> Any:

@@ -20,6 +20,8 @@ from transformers import (
     MPNetForMaskedLM,
     T5Config,
     T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
     ViTConfig,
     ViTForImageClassification,
     WhisperConfig,
@@ -33,6 +35,10 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 BOTH_SIDES = {
     "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+}  # fmt: skip
+SMALL_T5 = {
+    "vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": 2, "dropout_rate": 0.0,
+    "decoder_start_token_id": 0,
 }  # fmt: skip
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
@@ -93,7 +99,14 @@ class T5(Encoder):
     """Embeddings of relative positions, and attention of a decoder to an encoder."""
 
     net_class = T5ForConditionalGeneration
-    config = T5Config(
+    config = T5Config(**SMALL_T5)
+
+
+class Umt5(T5):
+    """Attention counts heads by an attribute; that of the decoder to the encoder is of the same class, and whole."""
+
+    net_class = UMT5ForConditionalGeneration
+    config = UMT5Config(
         vocab_size=64,
         d_model=32,
         d_kv=8,
@@ -188,7 +201,7 @@ class Decoder(Encoder):
 STAGED = {"vit": Vit, "beit": Beit, "classified": Classified, "decoder of words": Decoder}
 """Nets that are cut into stages as a forward shows."""
 CARRIED = {
-    "bert": Bert, "modern bert": ModernBert, "mpnet": MpNet, "t5": T5, "vit": Vit, "beit": Beit,
+    "bert": Bert, "modern bert": ModernBert, "mpnet": MpNet, "t5": T5, "umt5": Umt5, "vit": Vit, "beit": Beit,
     "clip": Clip, "whisper": Whisper,
 }  # fmt: skip
 

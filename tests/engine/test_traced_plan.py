@@ -15,7 +15,7 @@ from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.mesh import MeshShape
 from memfit.trace.step import Tracing, trace_job
-from tests.engine.encoder_jobs import T5, Attention, Clip, ModernBert, MpNet, OwnAttention, Vit, Whisper
+from tests.engine.encoder_jobs import T5, Attention, Clip, ModernBert, MpNet, OwnAttention, Umt5, Vit, Whisper
 
 WHOLE_ATTENTION = {"3.0": "colwise", "3.2": "rowwise"}
 """Where the feed-forward alone is cut."""
@@ -83,6 +83,12 @@ def test_both_sides_of_an_encoder_with_a_decoder_are_cut_and_their_embeddings_of
 @pytest.mark.parametrize(("kind", "count"), [(MpNet, ("all_head_size",)), (Whisper, ("num_heads",)), (Vit, None)])
 def test_modules_count_the_heads_of_a_rank_by_the_attribute_that_their_forward_reads(kind, count):
     assert set(plan(kind()).counts.values()) == ({count} if count else set())
+
+
+def test_modules_of_one_class_count_whole_heads_where_they_are_not_cut():
+    traced = plan(Umt5())
+    assert {path.rpartition(".")[2] for path in traced.counts} == {"SelfAttention"}
+    assert not any("EncDecAttention" in path for path in traced.layouts)
 
 
 def test_two_towers_are_cut():
