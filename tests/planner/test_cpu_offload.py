@@ -77,12 +77,19 @@ def test_the_step_on_the_host_and_the_copies_are_in_the_time():
     assert asked.phases["train"]["allocated_bytes"] < without.phases["train"]["allocated_bytes"] - 2 * WEIGHTS // 2
 
 
+class Uncut(Wide):
+    """Its layers stay whole: with tp=2 it would fit without parts on the host."""
+
+    def parallelize(self, nets, mesh):
+        raise InputError("net 'net' on tp", "its layers are not to be cut", "leave tp out of the mesh")
+
+
 def test_a_search_of_meshes_takes_the_smallest_parts_where_no_mesh_fits():
     device = with_memory(CARD, TIGHT << 20)
     asked = PlanRequest(
         name="wide", global_batch=4, device=device, devices=2, cluster=cluster_of(device, 2, 1)
     )  # fmt: skip
-    answer = find_mesh_plan(Wide(), asked)
+    answer = find_mesh_plan(Uncut(), asked)
     assert answer.plan is not None
     assert answer.plan.engine_choices["cpu_offload"] is True
     chosen = [row for row in answer.meshes if row.state == CHOSEN]

@@ -139,8 +139,15 @@ def test_a_drag_zooms_and_a_double_click_shows_all_again(driver, page) -> None:
     assert driver.execute_script(pressed) == ["all"]
     ActionChains(driver).move_to_element(area).click_and_hold().move_by_offset(150, 2).pause(0.2).release().perform()
     WebDriverWait(driver, 5).until(lambda item: item.execute_script(pressed) == [])
-    ActionChains(driver).pause(0.5).move_to_element(area).double_click().perform()
-    WebDriverWait(driver, 5).until(lambda item: item.execute_script(pressed) == ["all"])
+
+    def shows_all(item):
+        """Two clicks are a double click only within 0.3 seconds, which a busy machine may exceed."""
+        shown = item.execute_script(pressed) == ["all"]
+        if not shown:
+            ActionChains(driver).pause(0.5).move_to_element(area).double_click().perform()
+        return shown
+
+    WebDriverWait(driver, 15, poll_frequency=1).until(shows_all)
 
 
 def test_the_peak_that_is_read_out_is_the_traces(driver, page, prediction) -> None:
