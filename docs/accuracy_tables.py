@@ -136,11 +136,11 @@ def accuracy_cpu() -> str:
 
 
 def accuracy_recipes() -> str:
-    """Published figures by script, card and precision."""
+    """Published figures by script, card, precision and kind of net."""
     judged = result("recipes")
     head = ["rows of", "rows", "median", "p90", "p95", "worst under-prediction", "in interval", "parameters x 16"]
     groups = [("all", judged["recipes"])]
-    for column in ("source", "card", "precision", "metric"):
+    for column in ("source", "card", "precision", "family", "metric", "grade"):
         groups += [(f"{column}: {value}", row) for value, row in judged["groups"][column].items()]
     names = ("median", "p90", "p95", "worst_under", "coverage", "parameters_x_16_median")
     return table(head, ([name, row["rows"], *(percent(row[key], 1) for key in names)] for name, row in groups))
