@@ -57,7 +57,14 @@ def asked(folder: Path, text: str):
     return trace_with_need(TraceRequest(command=command, device="rtx3060", every_card=False, asked=True))
 
 
-@pytest.mark.parametrize("text", [BY_CLASS, BY_MESSAGE, BY_ACCELERATE], ids=["class", "message", "accelerate"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(BY_CLASS, id="class"),
+        pytest.param(BY_MESSAGE, id="message", marks=pytest.mark.slow),
+        pytest.param(BY_ACCELERATE, id="accelerate", marks=pytest.mark.slow),
+    ],
+)
 def test_a_script_that_halves_its_batch_fits_where_that_fits(tmp_path: Path, text: str) -> None:
     outcome = asked(tmp_path, text)
     assert outcome.error is None
