@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from memfit.torch_compat.attributes import local_tensor, storage_id, storage_id_of, version_of
+from memfit.torch_compat.attributes import local_storage_id, local_tensor, storage_id, version_of
 
 LEAST = 1 << 16
 """Storages of fewer bytes stay on the device: copying them takes longer than it is worth."""
@@ -68,7 +68,7 @@ def saved_tensors_on_host(module: nn.Module) -> AbstractContextManager[None]:
     """Context in which the tensors that operators save for the backward move to the host; weights and buffers of the
     module stay.
     """
-    stays = {storage_id_of(local_tensor(t)) for t in (*module.parameters(), *module.buffers())}
+    stays = {local_storage_id(t) for t in (*module.parameters(), *module.buffers())}
     known: dict[tuple[int, int, int, torch.dtype], tuple[weakref.ref[torch.UntypedStorage], _Copy]] = {}
 
     def pack(tensor: Tensor) -> Tensor | _OffloadedTensor:

@@ -117,6 +117,11 @@ def local_tensor(tensor: Any) -> Any:
     return getattr(tensor, "_local_tensor", tensor)
 
 
+def local_storage_id(tensor: Any) -> int:
+    """Tells the storage of a tensor, or of its shard on this rank, which operators may also write to by itself."""
+    return storage_id_of(local_tensor(tensor))
+
+
 def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """Yields the tensors with storage of their own that a tensor holds: of a DTensor, this rank's shard; of a quantized
     tensor, its codes, scales and tables; else the tensor itself.
@@ -206,6 +211,7 @@ __all__ = [
     "has_step_hooks",
     "inner_tensors",
     "is_view",
+    "local_storage_id",
     "local_tensor",
     "make_subclass",
     "make_wrapper_subclass",

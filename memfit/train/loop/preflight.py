@@ -29,7 +29,7 @@ from memfit.engine.collectives import gather
 from memfit.engine.protocol import Engine
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import TorchDispatchMode
-from memfit.torch_compat.attributes import local_tensor, schema_of, storage_id_of
+from memfit.torch_compat.attributes import local_storage_id, schema_of
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
@@ -151,7 +151,7 @@ class _LeavesAlone(TorchDispatchMode):
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
-        self._kept = {_memory_of(tensor) for tensor in tensors}
+        self._kept = {local_storage_id(tensor) for tensor in tensors}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -160,14 +160,9 @@ class _LeavesAlone(TorchDispatchMode):
             for position, argument in enumerate(schema_of(func).arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        if any(_memory_of(tensor) in self._kept for tensor in tensors_in(written)):
+        if any(local_storage_id(tensor) in self._kept for tensor in tensors_in(written)):
             return written[0] if schema_of(func).returns else None
         return func(*args, **kwargs)
-
-
-def _memory_of(tensor: Tensor) -> int:
-    """The storage of a tensor, or of its shard on this rank, which operators may also write to by itself."""
-    return storage_id_of(local_tensor(tensor))
 
 
 def largest(windows: Sequence[Sequence[tuple[int, ...]]], cost: Callable[[tuple[int, ...]], int]) -> tuple[int, ...]:

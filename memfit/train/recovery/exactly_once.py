@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from memfit.apply.state_streaming import alone, streams
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import TorchDispatchMode, current_dispatch_mode
-from memfit.torch_compat.attributes import local_tensor, schema_of, storage_id_of, version_of
+from memfit.torch_compat.attributes import local_storage_id, local_tensor, schema_of, version_of
 from memfit.train.launch.memory_limit import is_memory_failure
 from memfit.train.recovery.failure import describe_memory_failure
 from memfit.train.recovery.step_attributes import StepAttributes, state_values
@@ -95,7 +95,7 @@ class ExactlyOnce:
         else:
             self._first(step, optimizer, learning)
         unmoved = [p for p, before in zip(learning, versions, strict=True) if version_of(p) == before]
-        if any(_key(parameter) not in fused for parameter in unmoved):
+        if any(local_storage_id(parameter) not in fused for parameter in unmoved):
             self._unseen.add(id(optimizer))
 
     def _first(self, act: Callable[[], None], optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
@@ -161,7 +161,7 @@ class ExactlyOnce:
             fused: whether one notes those of fused steps.
         """
         versions = list(map(version_of, written))
-        counter = _WithoutTheDone({_key(tensor): 0 for tensor in written}) if counted else None
+        counter = _WithoutTheDone({local_storage_id(tensor): 0 for tensor in written}) if counted else None
         record = _FusedWrites() if fused else None
         with counter or record or _NO_MODE:
             failure = self._failure_of(act)
@@ -170,7 +170,7 @@ class ExactlyOnce:
         done = counter.done if counter else _writes_since(written, versions, record)
         if any(done.values()) and not all(type(local_tensor(tensor)) in (Tensor, nn.Parameter) for tensor in written):
             raise TornStepError(failure)
-        times = Counter(map(_key, written))
+        times = Counter(map(local_storage_id, written))
         shared = [key for key, count in times.items() if count > 1]  # as gradients of one unit of FSDP2
         for _ in range(ATTEMPTS):
             if any(done[key] for key in shared) or (attributes is not None and not attributes.put_back()):
@@ -203,12 +203,12 @@ class _FusedWrites(TorchDispatchMode):
             if func.__name__.startswith("_fused_"):
                 self._fused.append(written)  # all of it stays after the step, so that only a failure has to look at it
             else:
-                self._counts.update(map(_key, tensors_in(written)))
+                self._counts.update(map(local_storage_id, tensors_in(written)))
         return given
 
     def counts(self) -> Counter[int]:
         """How often each tensor was written to, by the key of its storage."""
-        return self._counts + Counter(map(_key, tensors_in(self._fused)))
+        return self._counts + Counter(map(local_storage_id, tensors_in(self._fused)))
 
 
 class _WithoutTheDone(TorchDispatchMode):
@@ -234,15 +234,17 @@ class _WithoutTheDone(TorchDispatchMode):
             self._note(given, stale)
             return given
         if not any(skipped):
-            if stale and any(_key(tensor) in self.done for tensor in targets):
+            if stale and any(local_storage_id(tensor) in self.done for tensor in targets):
                 raise TornStepError(f"{func} reads what an earlier attempt has changed")
             given = func(*args, **kwargs)
             for tensor in targets:
                 self._count(tensor, really=True)
                 if stale:
-                    self._stale.add(_key(tensor))
+                    self._stale.add(local_storage_id(tensor))
             return given
-        if not all(skip for skip, tensor in zip(skipped, targets, strict=True) if _key(tensor) in self.done):
+        if not all(
+            skip for skip, tensor in zip(skipped, targets, strict=True) if local_storage_id(tensor) in self.done
+        ):
             lists = [value for value in args if isinstance(value, list | tuple)]
             if any(len(value) != len(skipped) for value in lists) or len(written) != 1:
                 raise TornStepError(f"{func} was done in part")
@@ -259,14 +261,14 @@ class _WithoutTheDone(TorchDispatchMode):
         return written[0] if schema_of(func).returns else None
 
     def _is_done(self, tensor: Tensor) -> bool:
-        key = _key(tensor)
+        key = local_storage_id(tensor)
         return self._walked.get(key, 0) < self.done.get(key, 0)
 
     def _is_stale(self, tensor: Tensor) -> bool:
-        return _key(tensor) in self._stale or self._is_done(tensor)
+        return local_storage_id(tensor) in self._stale or self._is_done(tensor)
 
     def _count(self, tensor: Tensor, *, really: bool) -> None:
-        key = _key(tensor)
+        key = local_storage_id(tensor)
         if key in self.done:
             self._walked[key] += 1
             self.done[key] += really
@@ -276,8 +278,8 @@ class _WithoutTheDone(TorchDispatchMode):
         if stale and not made:
             raise TornStepError("a number was read from what an earlier attempt has changed")
         for tensor in made:
-            if _key(tensor) not in self.done:
-                (self._stale.add if stale else self._stale.discard)(_key(tensor))
+            if local_storage_id(tensor) not in self.done:
+                (self._stale.add if stale else self._stale.discard)(local_storage_id(tensor))
 
 
 def _split_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -291,10 +293,6 @@ def _split_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return written, read
 
 
-def _key(tensor: Tensor) -> int:
-    return storage_id_of(local_tensor(tensor))
-
-
 def _is_part(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor."""
     return local_tensor(tensor) is not tensor
@@ -304,7 +302,7 @@ def _writes_since(tensors: Sequence[Tensor], versions: Sequence[int], record: _F
     """How often the storage of each tensor was written to after it had this version."""
     done: dict[int, int] = {}
     for tensor, before in zip(tensors, versions, strict=True):
-        done[_key(tensor)] = max(version_of(tensor) - before, done.get(_key(tensor), 0))
+        done[local_storage_id(tensor)] = max(version_of(tensor) - before, done.get(local_storage_id(tensor), 0))
     for key, count in (record.counts() if record else {}).items():
         if key in done:
             done[key] += count
