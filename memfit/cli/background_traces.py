@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ SWITCH = "MEMFIT_TRACE_AHEAD"
 """The environment variable that turns this off with 0."""
 SECONDS = 90
 """Seconds of the processor that the process may take."""
+DATA_SECONDS = 15
+"""Seconds of the processor that a person's data set may take."""
 WAIT = 600
 """Seconds by the clock after which it ends."""
 MEMORY = 2
@@ -85,8 +87,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _trace(request: Mapping[str, Any]) -> None:
-    """Traces other micro-batches and cards, then what ``memfit max`` and ``memfit cards`` ask first, then what
-    ``memfit max`` asks of the other cards."""
+    """Traces other micro-batches and cards, then what ``memfit max`` and ``memfit cards`` ask first (the latter also of
+    the data set), then what ``memfit max`` asks of the other cards."""
     from memfit.cli.job_options import asked_job, micro_batch_shape
     from memfit.cli.options import choose_devices
     from memfit.cli.progress import progress
@@ -98,6 +100,7 @@ def _trace(request: Mapping[str, Any]) -> None:
         others = trace_ahead(asked, shape, device, **request["choices"])
         _find_largest(asked, device)
         compare_cards(asked, micro_batch_shape(asked.facts, None, None), choose_devices(("all",), None, None))
+        _ask_data_set(asked)
         for card in others:
             _find_largest(asked, card)
 
@@ -110,6 +113,21 @@ def _find_largest(asked: AskedJob, device: Device) -> None:
         with suppress(Exception):  # the job's code may refuse what nobody asked for
             largest_of(policy, device, asked, by_items(asked.facts.longest))
         asked.keep()
+
+
+def _ask_data_set(asked: AskedJob) -> None:
+    """The units of an epoch, which ``memfit cards`` asks the data set for. A person's own data set may only read, and
+    not for long: where it does more, nothing is kept."""
+    from memfit.cli.reading_only import reading_only
+    from memfit.device.hardware.process_limits import available_bytes
+    from memfit.planner.epoch_units import units_of_an_epoch
+
+    asked.keep()
+    is_own = type(asked.job).__module__.startswith("memfit.jobs.")
+    guard = reading_only(seconds=DATA_SECONDS, more_bytes=available_bytes() // MEMORY)
+    with suppress(Exception), nullcontext() if is_own else guard:
+        units_of_an_epoch(asked)
+    asked.keep()
 
 
 def step_aside() -> None:

@@ -59,7 +59,8 @@ def command(
     count, batch = whole_number("--micro-batch", micro_batch), whole_number("--global-batch", global_batch)
     begin = time.perf_counter()
     with progress(f"comparing {len(targets)} cards for {job.removeprefix(MARK)}", quiet=as_json):
-        from memfit.planner.card_comparison import compare_cards, read_prices, units_of_an_epoch
+        from memfit.planner.card_comparison import compare_cards, read_prices
+        from memfit.planner.epoch_units import units_of_an_epoch
 
         known = read_prices(prices) if prices is not None else None
         with asked_job(job, pairs, fresh=fresh) as answers:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from memfit.device.hardware.catalogue import Device, catalogue
 from memfit.errors import InputError, describe
-from memfit.job import Job, Shape
+from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob, Policy
 from memfit.planner.largest import by_items, largest_of
 from memfit.planner.prediction import Prediction
@@ -91,24 +91,6 @@ def compare_cards(
             )
         )
     return cards
-
-
-def units_of_an_epoch(asked: AskedJob) -> tuple[int | None, str]:
-    """(units in the job's data set, why they are unknown); kept where they are known, or the job has no data set."""
-    known = asked.remembered("epoch")
-    if known is None:
-        known = _units_of_an_epoch(asked.job)
-        if known[0] is not None or type(asked.job).dataset is Job.dataset:
-            asked.remember("epoch", list(known))
-    return known[0], known[1]
-
-
-def _units_of_an_epoch(job: Job) -> tuple[int | None, str]:
-    try:
-        lengths = job.lengths()
-        return (len(job.dataset()) if lengths is None else sum(int(length) for length in lengths)), ""
-    except Exception as error:  # the data set may lie on another machine
-        return None, f"the job's data set cannot be read here: {describe(error)}"
 
 
 def read_prices(path: str | Path) -> dict[str, Price]:

@@ -1,7 +1,9 @@
 """Dependencies of a trace: the files that a job's code and data come from, so that a kept trace is known to hold still.
 
 A file of the person's (code that was imported, any file that was read) is known by its content, an installed library
-by the size and time of its first file. Not seen: files that were looked for and are not there, the clock, the network.
+by the size and time of its first file. What a data set reads is apart: its files, which may be many and large, are
+known by size and time, the folders that it lists by the names in them. Not seen: files that were looked for and are not
+there, the clock, the network.
 """
 
 from __future__ import annotations
@@ -13,34 +15,51 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 LARGEST = 64 << 20
 """Bytes up to which a file is known by its content, and beyond by its size and time."""
 
-_recorders: list[set[str]] = []
+
+@dataclass
+class DataReads:
+    """What was read while a data set was asked."""
+
+    files: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+    """Those whose names were listed."""
+
+    def marks(self) -> dict[str, str]:
+        """Fingerprints by path of what is no library's."""
+        paths = [path for path in (*self.files, *self.folders) if not _is_library(path)]
+        return {path: mark for path in paths if (mark := _data_mark(path))}
+
+
+_reads: list[set[str]] = []
+"""The files that were opened for reading; none before the first who asks for them."""
+_data: list[DataReads] = []
+"""Open records of data; while one is open, what is read goes to the innermost alone."""
 
 
 @contextmanager
-def recorded_reads() -> Iterator[set[str]]:
-    """Notes every file that this process opens for reading."""
-    reads: set[str] = set()
+def recorded_data() -> Iterator[DataReads]:
+    """Notes what is read inside, apart from the other reads of this process."""
     _install_hook()
-    _recorders.append(reads)
+    _data.append(DataReads())
     try:
-        yield reads
+        yield _data[-1]
     finally:
-        _recorders[:] = [recorder for recorder in _recorders if recorder is not reads]
+        _data.pop()
 
 
 @cache
 def reads_of_this_process() -> set[str]:
-    """Every file that this process opens for reading, from the first call on."""
-    reads: set[str] = set()
+    """Every file that this process opens for reading, from the first call on, but for what is recorded as data."""
     _install_hook()
-    _recorders.append(reads)
-    return reads
+    _reads.append(set())
+    return _reads[0]
 
 
 def dependencies(reads: set[str]) -> dict[str, str]:
@@ -69,6 +88,22 @@ def still_hold(known: Mapping[str, str]) -> bool:
     return all(_mark(path, by_time=not mark.startswith("sha256")) == mark for path, mark in known.items())
 
 
+def data_still_hold(known: Mapping[str, str]) -> bool:
+    """Whether a data set's files and folders are as they were."""
+    return all(_data_mark(path) == mark for path, mark in known.items())
+
+
+def _data_mark(path: str) -> str:
+    """A file's size and time, or the names in a folder; empty where it is neither."""
+    try:
+        if os.path.isdir(path):
+            names = "\0".join(sorted(os.listdir(path)))
+            return f"names {hashlib.sha256(os.fsencode(names)).hexdigest()}"
+    except OSError:
+        return ""
+    return _mark(path, by_time=True)
+
+
 @cache
 def own_fingerprint() -> str:
     """memfit's own files, by size and time."""
@@ -90,21 +125,34 @@ def _mark(path: str, *, by_time: bool) -> str:
         return ""
 
 
+_LISTINGS, _PATHS = ("os.listdir", "os.scandir"), (str, bytes, type(None))
+
+
 @cache
 def _install_hook() -> None:
-    """An audit hook cannot be taken out again; without a recorder it does nothing."""
+    """An audit hook cannot be taken out again; where nothing is recorded it does nothing."""
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event == "open" and _recorders and isinstance(arguments[0], (str, bytes)):
-            mode, flags = arguments[1], arguments[2]
-            writes = isinstance(mode, str) and any(letter in mode for letter in "wax")
-            writes |= mode is None and isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
-            if not writes:
-                path = os.path.abspath(os.fsdecode(arguments[0]))
-                for reads in _recorders:
-                    reads.add(path)
+        if event == "open" and (_data or _reads) and isinstance(arguments[0], (str, bytes)):
+            if not writes(arguments[1], arguments[2]):
+                files = _data[-1].files if _data else _reads[0]
+                files.add(os.path.abspath(os.fsdecode(arguments[0])))
+        elif _data and event in _LISTINGS and isinstance(arguments[0], _PATHS) and not _is_import():
+            _data[-1].folders.add(os.path.abspath(os.fsdecode(arguments[0] or ".")))
 
     sys.addaudithook(hook)
+
+
+def _is_import() -> bool:
+    """Whether it is Python's search for modules that the hook was called for."""
+    return sys._getframe(2).f_code.co_filename.startswith("<frozen importlib")
+
+
+def writes(mode: object, flags: object) -> bool:
+    """Whether a file is opened to be written, by the arguments of the audit event ``open``."""
+    if isinstance(mode, str):
+        return any(letter in mode for letter in "wax+")
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
 
 
 def _is_library(path: str) -> bool:

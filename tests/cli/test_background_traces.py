@@ -46,6 +46,8 @@ class Own(memfit.Job):
             while True:
                 pass
         return torch.zeros(shape.items, 8)
+    def dataset(self):
+        return os.listdir("samples")
     def loss(self, nets, batch):
         return nets["net"](batch).sum(), len(batch)
 """
@@ -54,6 +56,8 @@ class Own(memfit.Job):
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "one").touch()
     return tmp_path
 
 
@@ -114,6 +118,7 @@ def test_later_questions_of_a_script_are_answered_without_another_trace(folder):
     )
     kept = [answers(asked(folder, *question, "--json")) for question in questions]
     assert (folder / "loaded").read_text() == loaded  # the job was not built again
+    assert kept[-1]["epoch_units"] == 1
     fresh = [answers(asked(folder, *question, "--json", "--fresh")) for question in questions]
     assert kept == fresh
 

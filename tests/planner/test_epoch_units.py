@@ -1,0 +1,90 @@
+"""The units of an epoch are kept while what the data set read is as it was.
+
+python -m pytest tests/planner/test_epoch_units.py
+"""
+
+import importlib
+import os
+
+import pytest
+
+from memfit.job import Job
+from memfit.planner.asked_job import AskedJob
+from memfit.planner.dependencies import recorded_data
+from memfit.planner.epoch_units import units_of_an_epoch
+
+
+class OfFolder(Job):
+    """A data set of a file of lines, and a folder of files; counts how often it is asked."""
+
+    asked = 0
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def dataset(self):
+        type(self).asked += 1
+        return [*(self.folder / "lines.txt").read_text().splitlines(), *os.listdir(self.folder / "clips")]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMFIT_KEEP_TRACES", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    (data / "clips").mkdir(parents=True)
+    (data / "lines.txt").write_text("a\nb\n")
+    (data / "clips" / "one.wav").touch()
+    OfFolder.asked = 0
+    return data
+
+
+def units(folder) -> int | None:
+    """As a process of its own asks."""
+    with AskedJob("of folder", lambda: OfFolder(folder), {}) as asked:
+        return units_of_an_epoch(asked)[0]
+
+
+def test_the_data_set_is_asked_once_and_again_when_what_it_read_has_changed(folder):
+    assert [units(folder), units(folder)] == [3, 3]
+    assert OfFolder.asked == 1
+    (folder / "clips" / "two.wav").touch()
+    assert [units(folder), units(folder)] == [4, 4]
+    assert OfFolder.asked == 2
+    (folder / "lines.txt").write_text("a\nb\nc\n")
+    assert [units(folder), units(folder)] == [5, 5]
+    assert OfFolder.asked == 3
+    (folder / "other.txt").touch()  # what it did not look at
+    assert units(folder) == 5
+    assert OfFolder.asked == 3
+
+
+def test_its_files_are_no_dependency_of_other_answers(folder):
+    with AskedJob("of folder", lambda: OfFolder(folder), {}) as asked:
+        units_of_an_epoch(asked)
+        asked.remember("other", 1)
+    (folder / "lines.txt").write_text("a\n")
+    with AskedJob("of folder", lambda: OfFolder(folder), {}) as asked:
+        assert asked.remembered("other") == 1
+
+
+def test_where_it_cannot_be_read_it_is_asked_again(folder):
+    (folder / "lines.txt").unlink()
+    assert [units(folder), units(folder)] == [None, None]
+    assert OfFolder.asked == 2
+
+
+def test_an_answer_of_very_many_files_is_not_kept(folder, monkeypatch):
+    monkeypatch.setattr("memfit.planner.epoch_units.MOST_READS", 1)
+    assert [units(folder), units(folder)] == [3, 3]
+    assert OfFolder.asked == 2
+
+
+def test_a_search_for_modules_lists_no_folder_of_data(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "looked_for.py").touch()
+    with recorded_data() as data:
+        importlib.import_module("looked_for")
+        os.listdir(tmp_path.parent)
+    assert data.folders == {str(tmp_path.parent)}
