@@ -225,6 +225,19 @@ def _select(operation: Operation) -> Split:
     return replace(split, dim=split.dim - (dim < split.dim))
 
 
+def _index(operation: Operation) -> Split:
+    """Elements by tensors of indices, for neighbouring dimensions that are not cut."""
+    tensor, split = _only(operation)
+    given = [dim for dim, index in enumerate(operation.args[1]) if index is not None]
+    indices = [operation.args[1][dim] for dim in given]
+    if any(operation.split_of(index) is not None or index.dtype in (torch.bool, torch.uint8) for index in indices):
+        raise MixedError(f"{operation.name} takes elements by what ranks have parts of, or by a mask")
+    if split.dim in given or given[-1] - given[0] != len(given) - 1:
+        raise MixedError(f"{operation.name} takes parts apart")
+    made = operation.output.dim() - (tensor.dim() - len(given))
+    return replace(split, dim=split.dim + (made - len(given) if split.dim > given[0] else 0))
+
+
 def _unbind(operation: Operation) -> Any:
     tensor, split = _only(operation)
     dim = operation.argument(1, "dim", 0) % tensor.dim()
@@ -335,6 +348,7 @@ RULES: Mapping[str, Rule] = {
     "slice": _slice,
     "select": _select,
     "unbind": _unbind,
+    "index": _index,
     "native_dropout": _dropout,
     "constant_pad_nd": _pad,
 }

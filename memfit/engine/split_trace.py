@@ -22,6 +22,7 @@ from memfit.engine.adapters import is_adapted, is_linear
 from memfit.engine.fake_forward import WithAnswers
 from memfit.engine.split_rules import carried, is_pointwise
 from memfit.engine.tensor_split import MixedError, Operation, Split
+from memfit.engine.writable_outputs import writable
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat.attributes import own_parameters
 
@@ -138,7 +139,7 @@ class SplitTrace(WithAnswers):
         split = self._splits.get(given) if given is not None else None
         self._inside += 1
         try:
-            output = inner(*args, **kwargs)
+            output = writable(inner(*args, **kwargs))
         finally:
             self._inside -= 1
         if self._inside or not isinstance(output, Tensor):
@@ -152,7 +153,8 @@ class SplitTrace(WithAnswers):
         return output
 
     def _take_rows(self, name: str, given: Tensor, split: Split) -> bool:
-        if split.dim == given.dim() - 1 and split.outer == 1 and is_linear(self._layers[name]):
+        embeds = isinstance(self._layers[name], nn.Embedding)
+        if split.dim == given.dim() - 1 and split.outer == 1 and not embeds:
             self.findings.rows[name] |= split.sources
             self.findings.join(split.sources)
             return True
@@ -217,13 +219,15 @@ class SplitTrace(WithAnswers):
         return of_parts and own and not any(True for child in module.children() for _ in child.parameters())
 
     def _note(self, func: Any, tensors: list[Tensor], outputs: list[Tensor], known: list[Split]) -> None:
+        if _is_copy(func):
+            return
         made = [(tensor, self._splits.get(tensor)) for tensor in outputs]
         given = [(tensor, self._splits.get(tensor)) for tensor in tensors]
         sizes = {tensor.shape[split.dim] for tensor, split in (*made, *given) if split is not None}
         sources = frozenset().union(*(split.sources for split in known))
         shapes = tuple(self._on_a_rank(tensor, split) for tensor, split in made)
         module = self._running[-1][0] if self._running else None
-        step = Step(function=str(func), shapes=shapes, module=module, sizes=frozenset(sizes), sources=sources)
+        step = Step(function=_kind_of(func), shapes=shapes, module=module, sizes=frozenset(sizes), sources=sources)
         self.findings.steps.append(step)
 
     def _on_a_rank(self, tensor: Tensor, split: Split | None) -> tuple[int, ...]:
@@ -256,6 +260,16 @@ def _is_question(func: Any) -> bool:
     """Whether an operator asks for a tensor's device, sizes or strides."""
     namespace, name, _ = str(func).split(".")
     return namespace == "prim" or name.startswith("sym_")
+
+
+def _is_copy(func: Any) -> bool:
+    """Whether an operator gives what it takes: whether one runs follows from sizes that are one, and from views."""
+    return str(func).split(".")[1] in ("clone", "detach", "alias")
+
+
+def _kind_of(func: Any) -> str:
+    """An operator's name; that of a view where it makes one of a tensor that it has copied."""
+    return str(func).replace("aten._unsafe_view.", "aten.view.")
 
 
 def layers_of(name: str, net: nn.Module) -> dict[str, nn.Module]:
@@ -320,11 +334,11 @@ class LocalTrace(WithAnswers):
             _DiffersError: it is another one than it was, or its output is no part of what it was.
         """
         output = self.run(func, args, kwargs or {})
-        if self._inside or _is_question(func):
+        if self._inside or _is_question(func) or _is_copy(func):
             return output
         step = self._steps[self.position] if self.position < len(self._steps) else None
         shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(output))
-        if step is None or step.function != str(func) or step.shapes != shapes:
+        if step is None or step.function != _kind_of(func) or step.shapes != shapes:
             raise _DiffersError(f"{func} gives {shapes}")
         self.position += 1
         return output
@@ -334,9 +348,9 @@ class LocalTrace(WithAnswers):
         self._inside += 1
         try:
             if name in self._rows:
-                return self._whole(inner, *args, **kwargs)
+                return writable(self._whole(inner, *args, **kwargs))
             output = inner(*args, **kwargs)
-            return self._part(output) if name in self._columns and not self._inside > 1 else output
+            return writable(self._part(output) if name in self._columns and not self._inside > 1 else output)
         finally:
             self._inside -= 1
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -25,8 +26,11 @@ from memfit.engine.attention_plan import check_attentions, derived_plan, share_h
 from memfit.engine.expert_cut import EXPERTS_CUT, check_experts, cut_experts
 from memfit.engine.fused_projection import FusedColwiseParallel
 from memfit.engine.local_parameters import replicate_parameters
+from memfit.engine.product_layers import ProductLayer
+from memfit.engine.product_styles import ProductColwise, ProductRowwise
 from memfit.engine.sequence_parallel import WITHOUT, divide_tokens, scattering_styles, sequence_layers
 from memfit.engine.traced_plan import TracedPlan, traced_plans
+from memfit.engine.writable_outputs import make_writable
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 from memfit.torch_compat.attributes import own_parameters
@@ -116,7 +120,8 @@ def _cut(
         InputError: it has neither, or the plan has what is not carried.
     """
     if traced is not None:
-        parallelize_module(net, mesh, _styles(name, net, traced.layouts, mesh.size()), **OWN_VALUES)
+        styles = _styles(name, net, traced.layouts, mesh.size(), traced.products)
+        _parallelize(net, mesh, styles)
         traced.divide_counts(net, mesh.size())
         return frozenset()
     planned = planned_nets(net, "tp_plan")
@@ -124,6 +129,12 @@ def _cut(
     rest = [module for path, module in net.named_modules() if not any(_holds(outer, path) for outer in planned)]
     _cut_derived(name, net, frozenset(rest), mesh)
     return frozenset().union(*norms)
+
+
+def _parallelize(net: nn.Module, mesh: DeviceMesh, styles: dict[str, ParallelStyle]) -> None:
+    parallelize_module(net, mesh, styles, **OWN_VALUES)
+    for path in styles:
+        make_writable(net.get_submodule(path))
 
 
 def _holds(outer: str, path: str) -> bool:
@@ -141,7 +152,7 @@ def _cut_planned(name: str, net: Any, mesh: DeviceMesh, sequence: bool) -> froze
     styles = _styles(name, net, plan, ranks)
     if tokens is not None:
         styles |= scattering_styles(net, tokens, styles)
-    parallelize_module(net, mesh, styles, **OWN_VALUES)
+    _parallelize(net, mesh, styles)
     for module, layouts in mixtures.items():
         cut_experts(module, layouts, mesh)
     if tokens is None:
@@ -160,12 +171,21 @@ def _cut_derived(name: str, net: nn.Module, rest: frozenset[nn.Module], mesh: De
     for path in derived:
         if not any(_holds(path, cut) for cut in styles):
             raise InputError(f"module {name}.{path} on tp={ranks}", "it shares a parameter with another module", _HOOK)
-    parallelize_module(net, mesh, styles, **OWN_VALUES)
+    _parallelize(net, mesh, styles)
     share_heads(net, rest, ranks)
 
 
-def _styles(name: str, net: nn.Module, plan: Mapping[str, str], ranks: int) -> dict[str, ParallelStyle]:
+def _styles(
+    name: str,
+    net: nn.Module,
+    plan: Mapping[str, str],
+    ranks: int,
+    products: Mapping[str, ProductLayer] = MappingProxyType({}),
+) -> dict[str, ParallelStyle]:
     """A style for each module that a plan names by path or pattern.
+
+    Args:
+        products: how modules that are linear layers of their own making hold their matrix, by path.
 
     Raises:
         InputError: the plan has what is not carried, or no module of the net.
@@ -181,6 +201,10 @@ def _styles(name: str, net: nn.Module, plan: Mapping[str, str], ranks: int) -> d
             continue
         if layout not in STYLES and not layout.startswith(FUSED):
             raise InputError(where, f"its layout {layout!r} is not carried", _HOOK)
+        if path in products:
+            layer, parts_of = products[path], _parts_of(layout)
+            styles[path] = ProductRowwise(layer) if layout == "rowwise" else ProductColwise(layer, parts=parts_of)
+            continue
         for within, part in parts.items():
             _check_sizes(where, part, layout, ranks)
             fused = layout.startswith(FUSED)

@@ -22,6 +22,7 @@ from torch import nn
 
 from memfit.engine.collectives import is_memory_failure
 from memfit.engine.fake_forward import CPU, fake_copies, in_copied_process, refusal, run_losses
+from memfit.engine.product_layers import ProductLayer, ProductTrace, possible_products
 from memfit.engine.split_trace import Findings, LocalTrace, SplitTrace, Step, layers_of, watched
 from memfit.errors import describe
 from memfit.job import Job, Nets
@@ -37,11 +38,13 @@ class TracedPlan:
     Attributes:
         layouts: of each layer that is cut, by path, as transformers names them; ``colwise_fused_N`` for N parts.
         counts: attributes of modules, by path, that are divided by the ranks.
+        products: of layers that are modules of their own making, how they hold their matrix, by path.
         refused: of a layer that stays whole, its name and why; empty: there is none.
     """
 
     layouts: Mapping[str, str]
     counts: Mapping[str, tuple[str, ...]]
+    products: Mapping[str, ProductLayer]
     refused: str
 
     def divide_counts(self, net: nn.Module, ranks: int) -> None:
@@ -80,6 +83,10 @@ class _Planner:
         self._job, self._ranks, self._names = job, ranks, names
         self._mode, self._nets = fake_copies(nets, CPU, everywhere=True)
         self._layers = {key: layer for name in names for key, layer in layers_of(name, self._nets[name]).items()}
+        self._products = self._products_of(names)
+        self._layers |= {
+            key: self._nets[key.partition(".")[0]].get_submodule(key.partition(".")[2]) for key in self._products
+        }
         self.reasons: dict[str, str] = {}
         """Why layers stay whole."""
         self._counts: dict[Any, tuple[str, ...]] = {}
@@ -114,16 +121,34 @@ class _Planner:
                 counts[path] = divided
         own = {key.partition(".")[2]: layout for key, layout in layouts.items() if key.partition(".")[0] == name}
         kept = next((f"module {key}: {why}" for key, why in self.reasons.items() if key.startswith(f"{name}.")), "")
-        return TracedPlan(layouts=own, counts=counts, refused=kept)
+        products = {path: self._products[f"{name}.{path}"] for path in own if f"{name}.{path}" in self._products}
+        return TracedPlan(layouts=own, counts=counts, products=products, refused=kept)
+
+    def _products_of(self, names: Sequence[str]) -> dict[str, ProductLayer]:
+        """Modules that are linear layers as a forward shows, by name."""
+        possible = {key: module for name in names for key, module in possible_products(name, self._nets[name]).items()}
+        if not possible:
+            return {}
+        trace = ProductTrace(possible)
+        self._look(trace, possible)
+        return trace.products()
 
     def _followed(self, columns: Mapping[str, int]) -> Findings:
         trace = SplitTrace(self._layers, columns, self._ranks)
+        self._look(trace, self._layers)
+        return trace.findings
+
+    def _look(self, trace: Any, layers: Mapping[str, nn.Module]) -> None:
+        """Runs the forward of whole nets.
+
+        Raises:
+            InputError: it does not run.
+        """
         try:
-            self._run(trace)
+            self._run(trace, layers)
         except Exception as error:
             write = "write parallelize(self, nets, mesh) in the job, or leave tp out of the mesh"
             raise refusal(self._job, f"tp={self._ranks}", error, write) from error
-        return trace.findings
 
     def _counted(self, findings: Findings) -> frozenset[str]:
         """Finds the attributes that are divided. Returns the layers that cannot be cut with any."""
@@ -149,7 +174,7 @@ class _Planner:
     def _differs(self, trace: LocalTrace, steps: Sequence[Step]) -> str | None:
         """Runs the forward with a rank's parts; what is not as it was, or None."""
         try:
-            self._run(trace)
+            self._run(trace, self._layers)
         except Exception as error:
             if is_memory_failure(error):
                 raise
@@ -171,8 +196,8 @@ class _Planner:
             for module, key, value in before:
                 setattr(module, key, value)
 
-    def _run(self, trace: Any) -> None:
-        modules = watched(self._nets, self._layers, trace)
+    def _run(self, trace: Any, layers: Mapping[str, nn.Module]) -> None:
+        modules = watched(self._nets, layers, trace)
         run_losses(self._job, self._nets, self._mode, trace, modules)
 
 

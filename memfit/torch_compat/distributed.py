@@ -48,9 +48,11 @@ MAKE_GATHERED = "init_unsharded_param"
 
 def gives_parts(node: Any) -> bool | None:
     """Of the autograd node of ``DTensor.to_local``: whether every rank has a part of the tensor, or of its gradient.
-    False for other functions written in Python, which may sum over ranks; None for operators of torch."""
+    False for other functions written in Python, which may sum over ranks; None for operators of torch, and functions
+    with a true ``keeps_parts``."""
     if type(node).__name__ != "_ToTorchTensorBackward":
-        return False if isinstance(node, BackwardCFunction) else None
+        function = getattr(node, "_forward_cls", None)
+        return False if isinstance(node, BackwardCFunction) and not getattr(function, "keeps_parts", False) else None
     partial = any(placement.is_partial() for placement in node.grad_placements or ())
     return partial or any(placement.is_shard() for placement in node.dtensor_spec.placements)
 

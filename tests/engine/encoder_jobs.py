@@ -12,6 +12,8 @@ from transformers import (
     BertForSequenceClassification,
     CLIPConfig,
     CLIPModel,
+    FalconConfig,
+    FalconForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     ModernBertConfig,
@@ -198,11 +200,22 @@ class Decoder(Encoder):
     )  # fmt: skip
 
 
+class Groups(Encoder):
+    """Falcon: linear layers with a forward of their own, queries with the keys and values of their group in one weight,
+    and outputs that are changed in place."""
+
+    net_class = FalconForCausalLM
+    config = FalconConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_kv_heads=2,
+        new_decoder_architecture=True, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+
+
 STAGED = {"vit": Vit, "beit": Beit, "classified": Classified, "decoder of words": Decoder}
 """Nets that are cut into stages as a forward shows."""
 CARRIED = {
     "bert": Bert, "modern bert": ModernBert, "mpnet": MpNet, "t5": T5, "umt5": Umt5, "vit": Vit, "beit": Beit,
-    "clip": Clip, "whisper": Whisper,
+    "clip": Clip, "whisper": Whisper, "decoder of words": Decoder, "groups of queries": Groups,
 }  # fmt: skip
 
 
@@ -276,4 +289,50 @@ class NormedHeads(OwnAttention):
     how: ClassVar = {"norm": "head", "bias": "embedded"}
 
 
+class Product(nn.Module):
+    """A linear layer whose weight is (inputs, outputs), or is read as (outputs, inputs).
+
+    Args:
+        more: what else it does: nothing, a "softmax" of its outputs, or the product "twice".
+    """
+
+    def __init__(self, inputs, outputs, across=False, more=""):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(*((outputs, inputs) if across else (inputs, outputs))) / 4)
+        self.shift = nn.Parameter(torch.zeros(outputs))
+        self.across, self.more, self.width = across, more, outputs
+
+    def forward(self, x):
+        matrix = self.matrix.T if self.across else self.matrix
+        out = (x.reshape(-1, x.shape[-1]) @ matrix + self.shift) / 2
+        if self.more == "twice":
+            out = out + x.reshape(-1, x.shape[-1]) @ matrix
+        return (out.softmax(-1) if self.more == "softmax" else out).view(*x.shape[:-1], self.width)
+
+
+class OwnFeedForward(nn.Module):
+    """Gates and values in one layer, and sums in place."""
+
+    def __init__(self, inner=32, **how):
+        super().__init__()
+        self.wide = Product(16, 2 * inner, **how)
+        self.back = Product(inner, 16, across=True)
+
+    def forward(self, x):
+        gate, value = self.wide(x).chunk(2, -1)
+        out = self.back(gate * value)
+        out += x
+        return out
+
+
+class OwnProducts(OwnAttention):
+    """Linear layers that are no ``nn.Linear``, and outputs of linear layers that are changed in place."""
+
+    def nets(self):
+        torch.manual_seed(2)
+        changed = nn.Sequential(nn.Linear(16, 32), nn.ReLU(inplace=True), nn.Linear(32, 16))
+        return {"net": nn.Sequential(nn.Embedding(64, 16), nn.LayerNorm(16), OwnFeedForward(**self.how), changed)}
+
+
 CARRIED["norms of own heads"] = NormedHeads
+CARRIED["products"] = OwnProducts

@@ -146,10 +146,13 @@ ENCODER_CASES = [
     EngineCase("clip", "fsdp2", 1, {}, {}, TENSOR),
     EngineCase("whisper", "fsdp2", 1, {}, {}, TENSOR),
     EngineCase("norms of own heads", "fsdp2", 2, {}, {}, TENSOR),
+    EngineCase("decoder of words", "fsdp2", 2, {}, {}, TENSOR),
+    EngineCase("products", "fsdp2", 1, BF16, {}, TENSOR),
 ]
 SHARDED_ENCODER_CASES = [
     EngineCase("bert", "fsdp2", 2, BF16, {}, BOTH),
     EngineCase("clip", "fsdp2", 1, {}, {}, BOTH),
+    EngineCase("groups of queries", "fsdp2", 1, {}, {}, BOTH),
 ]
 BUILT_IN_CUT = [
     EngineCase(net, "fsdp2", 2, {}, {}, TENSOR) for net in ("f5", "e2", "s1", "latentsync", "diffusers", "labelled dit")

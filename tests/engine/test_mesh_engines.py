@@ -86,7 +86,7 @@ def test_built_in_jobs_and_nets_of_diffusers_that_are_cut_take_the_steps_of_one_
 @pytest.mark.parametrize(
     ("mesh", "cases"),
     [
-        (TENSOR, ["norms of own heads", "beit"]),
+        (TENSOR, ["norms of own heads", "beit", "products"]),
         *(pytest.param(mesh, [*ENCODER_CASES], marks=pytest.mark.slow) for mesh in (TENSOR, BOTH)),
     ],
 )

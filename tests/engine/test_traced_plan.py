@@ -3,6 +3,8 @@
 python -m pytest tests/engine/test_traced_plan.py
 """
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,20 @@ from memfit.errors import InputError
 from memfit.job import Shape
 from memfit.mesh import MeshShape
 from memfit.trace.step import Tracing, trace_job
-from tests.engine.encoder_jobs import T5, Attention, Clip, ModernBert, MpNet, OwnAttention, Umt5, Vit, Whisper
+from tests.engine.encoder_jobs import (
+    T5,
+    Attention,
+    Clip,
+    Decoder,
+    Groups,
+    ModernBert,
+    MpNet,
+    OwnAttention,
+    OwnProducts,
+    Umt5,
+    Vit,
+    Whisper,
+)
 
 WHOLE_ATTENTION = {"3.0": "colwise", "3.2": "rowwise"}
 """Where the feed-forward alone is cut."""
@@ -98,6 +113,36 @@ def test_two_towers_are_cut():
         assert kinds[f"{tower}.encoder.layers.mlp.fc2"] == "rowwise"
 
 
+def test_layers_whose_weight_lies_the_other_way_are_cut():
+    assert layers(plan(Decoder())) == {
+        "transformer.h.attn.c_attn": "colwise_fused_3", "transformer.h.attn.c_proj": "rowwise",
+        "transformer.h.mlp.c_fc": "colwise", "transformer.h.mlp.c_proj": "rowwise",
+    }  # fmt: skip
+
+
+def test_linear_layers_with_a_forward_of_their_own_are_cut_and_groups_of_queries_with_their_keys():
+    traced = plan(Groups())
+    assert layers(traced) == {
+        "transformer.h.self_attention.query_key_value": "colwise", "transformer.h.self_attention.dense": "rowwise",
+        "transformer.h.mlp.dense_h_to_4h": "colwise", "transformer.h.mlp.dense_4h_to_h": "rowwise",
+    }  # fmt: skip
+    assert set(traced.counts.values()) == {("num_heads", "num_kv_heads")}
+
+
+def test_modules_that_are_one_product_of_a_matrix_are_linear_layers():
+    traced = plan(OwnProducts())
+    assert traced.layouts == {"2.wide": "colwise_fused_2", "2.back": "rowwise", **WHOLE_ATTENTION}
+    assert {path: layer.inputs for path, layer in traced.products.items()} == {"2.wide": 0, "2.back": 1}
+
+
+@pytest.mark.parametrize("more", ["softmax", "twice"])
+def test_modules_that_do_more_than_a_product_are_none(more):
+    class Job(OwnProducts):
+        how: ClassVar = {"more": more}
+
+    assert plan(Job()).layouts == WHOLE_ATTENTION
+
+
 class Convolutions(OwnAttention):
     def nets(self):
         return {"net": nn.Sequential(nn.Embedding(64, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.Softmax(-1))}
@@ -132,6 +177,16 @@ def carry(name, given, output, *more, split, ranks=2):
     )  # fmt: skip
     result = carried(operation, pointwise=False)
     return result and (result.dim, result.outer, result.units)
+
+
+def test_elements_by_indices_keep_the_split_of_other_dimensions():
+    given, both = torch.empty(2, 6, 32), torch.zeros(3, 5, dtype=torch.long)
+    assert carry("index", given, given[:, [1]], [None, torch.tensor([1])], split=COLUMNS) == (2, 1, 32)
+    assert carry("index", given, given[:, both], [None, both], split=COLUMNS) == (3, 1, 32)
+    assert carry("index", given, given[both, both], [both, both], split=COLUMNS) == (2, 1, 32)
+    for indices in ([None, None, both], [torch.zeros(2, dtype=torch.bool)], [both[0], None, both[0]]):
+        with pytest.raises(MixedError):
+            carry("index", given, given, indices, split=COLUMNS)
 
 
 COLUMNS = Split(dim=2, outer=1, units=32, sources=frozenset(["layer"]))
