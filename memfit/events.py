@@ -26,6 +26,19 @@ OVER = " over "
 """Between a collective's name and the dimension of the mesh whose ranks it joins, in the name of its operator."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CutParameters:
+    """Parameters of the nets of a tensor-parallel rank, in elements of one device.
+
+    Attributes:
+        parameters: all of them; of a pipeline those of the rank's stages.
+        cut: those of which each rank of ``tp`` has a part. The others are whole on every one.
+    """
+
+    parameters: int
+    cut: int
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
     """Memory events in the order they happened, with what each storage holds and who asked for it.
@@ -68,3 +81,5 @@ class Trace:
     """Family and precision of the nets, see ``memfit.trace.net_kind``; empty where it is not known."""
     assumed: tuple[str, ...] = ()
     """Sizes that depend on data, which a trace does not have: where each was asked for and what was taken."""
+    tensor_parallel: CutParameters | None = None
+    """What ``tp`` cuts; None without it."""

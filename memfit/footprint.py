@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memfit.events import CutParameters
+
 
 @dataclass(frozen=True, kw_only=True)
 class PeakLocation:
@@ -59,3 +61,5 @@ class Footprint:
     all of it, without any need of it."""
     assumed: tuple[str, ...] = ()
     """Assumptions about data, as in ``Trace.assumed``."""
+    tensor_parallel: CutParameters | None = None
+    """What ``tp`` cuts; None without it."""

@@ -59,19 +59,26 @@ def attentions(net: nn.Module, among: Set[nn.Module]) -> Iterator[tuple[str, nn.
     return ((path, part) for path, part in net.named_modules() if part in among and _output_of(part) is not None)
 
 
-def check_attentions(name: str, net: nn.Module, among: Set[nn.Module], ranks: int, write: str) -> None:
+def check_attentions(name: str, net: nn.Module, among: Set[nn.Module], ranks: int) -> None:
     """Raises InputError where heads cannot be shared out to the ranks; names the module."""
     for path, module in attentions(net, among):
-        inside, heads = f"{name}.{path}".rstrip("."), heads_of(module)
-        where = f"module {inside} on tp={ranks}"
+        heads = heads_of(module)
+        if heads % ranks:
+            where = f"module {f'{name}.{path}'.rstrip('.')} on tp={ranks}"
+            raise InputError(where, f"{heads} heads do not divide by it", "write another tp")
+
+
+def unknown_attention(net: nn.Module, among: Set[nn.Module]) -> tuple[str, str] | None:
+    """The path of a module of attention that is not as diffusers has it, and why; None: there is none."""
+    for path, module in attentions(net, among):
+        heads = heads_of(module)
         for child, part in module.named_children():
             if child not in (*BESIDE, *_added_layouts(module)) and not _is_of_heads(part, module, heads):
-                raise InputError(f"module {inside}.{child} on tp={ranks}", "its layout is not carried", write)
+                return f"{path}.{child}".lstrip("."), "its layout is not carried"
         added = [key for key in ADDED if key in _added_layouts(module)]
         if len({module.get_submodule(key).out_features for key in (*PROJECTIONS, *added)}) > 1:
-            raise InputError(where, "queries, keys and values have different sizes", write)
-        if heads % ranks:
-            raise InputError(where, f"{heads} heads do not divide by it", "write another tp")
+            return path, "queries, keys and values have different sizes"
+    return None
 
 
 def _is_of_heads(part: nn.Module, module: nn.Module, heads: int) -> bool:

@@ -148,6 +148,30 @@ def _expand(operation: Operation) -> Split:
     return replace(split, dim=dim)
 
 
+def _repeat(operation: Operation) -> Split:
+    tensor, split = _only(operation)
+    dim = split.dim + operation.output.dim() - tensor.dim()
+    if operation.args[1][dim] != 1:
+        raise MixedError(f"{operation.name} repeats parts")
+    return replace(split, dim=dim)
+
+
+def _complex(operation: Operation) -> Split:
+    """Pairs of real numbers, which are the last dimension, as complex ones, or the other way round."""
+    tensor, split = _only(operation)
+    if operation.name == "view_as_complex" and split.dim == tensor.dim() - 1:
+        raise MixedError(f"{operation.name} mixes parts")
+    return split
+
+
+def _select_rows(operation: Operation) -> Split:
+    """Elements along one dimension, which is not cut, by a tensor of indices that every rank has."""
+    tensor, split = _only(operation)
+    if operation.args[1] % tensor.dim() == split.dim or operation.split_of(operation.args[2]) is not None:
+        raise MixedError(f"{operation.name} takes parts apart")
+    return split
+
+
 def _along(operation: Operation) -> Split:
     """An operator that mixes elements along the dimensions of its second argument alone, and keeps all dimensions."""
     tensor, split = _only(operation)
@@ -344,6 +368,10 @@ RULES: Mapping[str, Rule] = {
     "unsqueeze": _unsqueeze,
     "squeeze": _squeeze,
     "expand": _expand,
+    "repeat": _repeat,
+    "view_as_complex": _complex,
+    "view_as_real": _complex,
+    "index_select": _select_rows,
     "roll": _roll,
     "slice": _slice,
     "select": _select,

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from memfit.engine.adapters import cut_parts, is_adapted, planned_nets
-from memfit.engine.attention_plan import check_attentions, derived_plan, share_heads
+from memfit.engine.attention_plan import check_attentions, derived_plan, share_heads, unknown_attention
 from memfit.engine.expert_cut import EXPERTS_CUT, check_experts, cut_experts
 from memfit.engine.fused_projection import FusedColwiseParallel
 from memfit.engine.local_parameters import replicate_parameters
@@ -32,6 +32,7 @@ from memfit.engine.sequence_parallel import WITHOUT, divide_tokens, scattering_s
 from memfit.engine.traced_plan import TracedPlan, traced_plans
 from memfit.engine.writable_outputs import make_writable
 from memfit.errors import InputError
+from memfit.events import CutParameters
 from memfit.job import Job, Nets
 from memfit.torch_compat.attributes import own_parameters
 from memfit.torch_compat.distributed import OWN_VALUES
@@ -88,24 +89,57 @@ def cut_layers(job: Job, nets: Nets, mesh: DeviceMesh, *, whole: Nets, sequence:
         replicate_parameters(net, mesh)
 
 
+def cut_parameters(nets: Nets) -> CutParameters:
+    """What of nets on a mesh with ``tp`` is cut over it."""
+    every = {id(parameter): parameter for net in nets.values() for parameter in net.parameters()}.values()
+    return CutParameters(
+        parameters=sum(parameter.numel() for parameter in every),
+        cut=sum(parameter.numel() for parameter in every if _is_cut(parameter)),
+    )
+
+
+def _is_cut(parameter: nn.Parameter) -> bool:
+    if not isinstance(parameter, DTensor):
+        return False
+    names = parameter.device_mesh.mesh_dim_names or ()
+    return TENSOR in names and not parameter.placements[names.index(TENSOR)].is_replicate()
+
+
 def _traced(job: Job, nets: Nets, whole: Nets, ranks: int) -> dict[str, TracedPlan]:
     """Plans that follow from a forward, of the nets for which there is no other one.
 
     Raises:
         InputError: no layer of such a net can be cut; names the net and a module.
     """
-    names = [
-        name
-        for name, net in nets.items()
-        if not planned_nets(net, "tp_plan") and not derived_plan(net, frozenset(net.modules()))
-    ]
-    plans = traced_plans(job, whole, names, ranks) if names else {}
+    names = [name for name, net in nets.items() if not planned_nets(net, "tp_plan") and not _is_derived(net)]
+    unknown = {name: _unknown(name, nets[name], frozenset(nets[name].modules()), ranks) for name in names}
+    try:
+        plans = traced_plans(job, whole, names, ranks) if names else {}
+    except InputError as error:
+        raise next((refusal for refusal in unknown.values() if refusal is not None), error) from error
     for name, plan in plans.items():
         if not plan.layouts:
+            if (refusal := unknown[name]) is not None:
+                raise refusal
             why = f"transformers has no tensor-parallel plan for {type(nets[name]).__name__}, and no two linear layers "
             because = f": {plan.refused}" if plan.refused else ""
             raise InputError(f"net {name!r} on tp={ranks}", f"{why}of a forward can be cut together{because}", _HOOK)
     return plans
+
+
+def _is_derived(net: nn.Module) -> bool:
+    """Whether the plan that follows from a net's modules cuts it."""
+    every = frozenset(net.modules())
+    return bool(derived_plan(net, every)) and unknown_attention(net, every) is None
+
+
+def _unknown(name: str, net: nn.Module, among: frozenset[nn.Module], ranks: int) -> InputError | None:
+    """What refuses the plan that follows from a net's modules, where its attention is not as diffusers has it."""
+    unknown = unknown_attention(net, among)
+    if unknown is None:
+        return None
+    path, why = unknown
+    return InputError(f"module {f'{name}.{path}'.rstrip('.')} on tp={ranks}", why, _HOOK)
 
 
 def _cut(
@@ -166,7 +200,9 @@ def _cut_derived(name: str, net: nn.Module, rest: frozenset[nn.Module], mesh: De
     ranks, derived = mesh.size(), derived_plan(net, rest)
     if not derived:
         return
-    check_attentions(name, net, rest, ranks, _HOOK)
+    if (refusal := _unknown(name, net, rest, ranks)) is not None:
+        raise refusal
+    check_attentions(name, net, rest, ranks)
     styles = _styles(name, net, derived, ranks)
     for path in derived:
         if not any(_holds(path, cut) for cut in styles):

@@ -47,6 +47,7 @@ def plan_json(answer: Answer) -> dict[str, Any]:
         "failed_request": asdict(footprint.failed_request) if footprint.failed_request else None,
         "headroom_bytes": footprint.headroom_bytes,
         "assumed": list(footprint.assumed),
+        "tensor_parallel": asdict(footprint.tensor_parallel) if footprint.tensor_parallel else None,
         "alternatives": [_alternative_json(candidate) for candidate in answer.alternatives],
         "next_step": asdict(answer.next_step) if answer.next_step else None,
         "sequence": sequence_json(answer.lengths.sequence) if answer.lengths and answer.lengths.sequence else None,

@@ -86,6 +86,7 @@ def footprint(
         measured_runs=None if margin is None else margin.runs,
         plan_searches=_plan_searches(trace),
         assumed=trace.assumed,
+        tensor_parallel=trace.tensor_parallel,
     )
 
 

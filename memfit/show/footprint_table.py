@@ -121,11 +121,20 @@ def footprint_remarks(footprint: Footprint, engine: str = "single") -> list[str]
 
 
 def assumptions(footprint: Footprint) -> list[str]:
-    """Sizes that were assumed where they depend on data."""
-    lines = [f"Assumed: {line}." for line in footprint.assumed[:_PLACES]]
+    """What ``tp`` leaves whole where that is most, and sizes that were assumed where they depend on data."""
+    lines = [*whole_on_ranks(footprint), *(f"Assumed: {line}." for line in footprint.assumed[:_PLACES])]
     if len(footprint.assumed) > _PLACES:
         lines.append(f"{counted(len(footprint.assumed) - _PLACES, 'more assumption')}: --json lists them.")
     return lines
+
+
+def whole_on_ranks(footprint: Footprint) -> list[str]:
+    """A line where ``tp`` cuts less than half of the parameters."""
+    cut = footprint.tensor_parallel
+    if cut is None or 2 * cut.cut >= cut.parameters:
+        return []
+    of = f"{cut.cut / 1e6:,.3g} M of {cut.parameters / 1e6:,.3g} M parameters"
+    return [f"tp cuts {of}; the others are whole on each of its ranks."]
 
 
 def prediction_headline(prediction: Prediction) -> Text:

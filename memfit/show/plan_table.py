@@ -10,7 +10,14 @@ from rich.table import Table
 
 from memfit.planner.cpu_margin import cpu_margin_bytes
 from memfit.show.console import make_console
-from memfit.show.footprint_table import assumptions, footprint_remarks, phase_name, place_name, verdict_line
+from memfit.show.footprint_table import (
+    assumptions,
+    footprint_remarks,
+    phase_name,
+    place_name,
+    verdict_line,
+    whole_on_ranks,
+)
 from memfit.show.mesh_table import show_meshes
 from memfit.sizes import format_size
 from memfit.wording import precision_words
@@ -135,6 +142,8 @@ def _show_shortfall(answer: Answer, device: Device, console: Console) -> None:
             f"in {place_name(failed.module, failed.phase)}."
         )
     _show_margin(device, console)
+    for line in whole_on_ranks(footprint):
+        console.print(line)
     for line in footprint_remarks(footprint, floor.engine) if footprint.limiting_phase == "setup" else ():
         console.print(line)
     phase = footprint.phases[footprint.limiting_phase]

@@ -12,7 +12,7 @@ import numpy as np
 from memfit.atomic_file import open_atomic
 from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError, unwritable
-from memfit.events import Trace
+from memfit.events import CutParameters, Trace
 from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
 from memfit.job import Shape
 from memfit.planner.predict import NetSize, Prediction
@@ -30,7 +30,9 @@ def write_trace(path: Path, prediction: Prediction) -> None:
     """
     trace = prediction.trace
     columns: dict[str, Any] = {
-        field.name: getattr(trace, field.name) for field in fields(Trace) if field.name not in _TABLES
+        field.name: getattr(trace, field.name)
+        for field in fields(Trace)
+        if field.name not in (*_TABLES, "tensor_parallel")
     }
     metadata = {
         "memfit_trace": VERSION,
@@ -85,7 +87,10 @@ def read_trace(path: Path) -> Prediction:
 def _prediction(metadata: dict[str, Any], columns: dict[str, Any]) -> Prediction:
     phases = tuple((name, start, end) for name, start, end in metadata.pop("phases"))
     columns |= {name: tuple(metadata.pop(name)) for name in ("names", "modules", "parts", "assumed")}
-    trace = Trace(**columns, phases=phases, net_kind=metadata.pop("net_kind"))
+    cut = metadata["footprint"].get("tensor_parallel")
+    cut = cut and CutParameters(parameters=int(cut["parameters"]), cut=int(cut["cut"]))
+    metadata["footprint"]["tensor_parallel"] = cut
+    trace = Trace(**columns, phases=phases, net_kind=metadata.pop("net_kind"), tensor_parallel=cut)
     capability = metadata["device"]["compute_capability"]
     metadata["device"]["compute_capability"] = capability and tuple(capability)
     return Prediction(

@@ -24,6 +24,7 @@ def as_trace(tracer: Tracer) -> Trace:
         phases=tuple(tracer.phases),
         net_kind=tracer.kind_of_net(),
         assumed=tracer.virtual.assumptions.of_sizes(),
+        tensor_parallel=tracer.tensor_parallel,
     )
 
 

@@ -104,6 +104,7 @@ def with_scratch(trace: Trace, calls: Iterable[Call], estimates: Mapping[Key, in
         operator_name=trace.operator_name, operator_module=trace.operator_module, operator_part=trace.operator_part,
         operator_flops=trace.operator_flops, operator_bytes=trace.operator_bytes,
         names=trace.names, modules=trace.modules, parts=trace.parts, net_kind=trace.net_kind, assumed=trace.assumed,
+        tensor_parallel=trace.tensor_parallel,
         phases=tuple((name, moved(start, end=False), moved(stop, end=True)) for name, start, stop in trace.phases),
     )  # fmt: skip
 

@@ -159,6 +159,10 @@ def virtual_job(job: Job, how: Tracing) -> Iterator[tuple[Virtual, Tracer, Train
             )  # fmt: skip
             tracer.name_modules(train_state.nets)
             categorise_state(tracer, train_state)
+            if how.mesh is not None and how.mesh.tp > 1:
+                from memfit.engine.tensor_parallel import cut_parameters
+
+                tracer.tensor_parallel = cut_parameters(train_state.nets)
         yield virtual, tracer, train_state
 
 

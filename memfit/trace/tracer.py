@@ -20,7 +20,7 @@ from memfit.device.virtual.data_dependent import NOT_HANDLED
 from memfit.device.virtual.packed_sequences import unpacked_in_a_trace
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual
-from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, ON_HOST, OVER, TO_DEVICE, TO_HOST
+from memfit.events import ALLOCATE, EMPTY_CACHE, FREE, ON_HOST, OVER, TO_DEVICE, TO_HOST, CutParameters
 from memfit.garbage import collected_before
 from memfit.torch_compat import (
     DisableTorchFunction,
@@ -68,6 +68,7 @@ class Tracer(EventRecord, TorchDispatchMode):
         self.overwritten: set[int] = set()
         """Modules in whose forward the output of a product, convolution or attention was written to afterwards."""
         self.layer_groups: frozenset[str] = frozenset()
+        self.tensor_parallel: CutParameters | None = None
         """Groups of ranks that wait for each other inside of layers."""
         self._linear_sums = LinearSums()
         self._is_quiet = False

@@ -158,6 +158,51 @@ class Joint(Plain, UNet):
         return Loss((out - 1).square().mean((1, 2)).sum(), len(out))
 
 
+class NormedVideo(Plain, UNet):
+    """diffusers' Wan, whose attention has norms over all heads: its feed-forward is cut."""
+
+    def nets(self):
+        torch.manual_seed(self.seed)
+        from diffusers import WanTransformer3DModel
+
+        net = WanTransformer3DModel(
+            num_attention_heads=4, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16, freq_dim=16,
+            ffn_dim=64, num_layers=2, rope_max_seq_len=32,
+        )  # fmt: skip
+        return {"video": net}
+
+    def batch(self, shape):
+        return {"x": torch.randn(shape.items, 4, 2, 8, 8), "text": torch.randn(shape.items, 8, 16)}
+
+    def loss(self, nets, batch):
+        out = nets["video"](batch["x"], torch.full((len(batch["x"]),), 500.0), batch["text"]).sample
+        return Loss((out - 1).square().mean((1, 2, 3, 4)).sum(), len(out))
+
+
+class GroupedImage(Plain, UNet):
+    """diffusers' Lumina 2, whose groups of queries share keys and values."""
+
+    def nets(self):
+        torch.manual_seed(self.seed)
+        from diffusers import Lumina2Transformer2DModel
+
+        net = Lumina2Transformer2DModel(
+            sample_size=8, patch_size=2, in_channels=4, hidden_size=32, num_layers=2, num_refiner_layers=1,
+            num_attention_heads=4, num_kv_heads=2, multiple_of=8, axes_dim_rope=(4, 2, 2), axes_lens=(16, 16, 16),
+            cap_feat_dim=16,
+        )  # fmt: skip
+        return {"image": net}
+
+    def batch(self, shape):
+        return {"x": torch.randn(shape.items, 4, 8, 8), "text": torch.randn(shape.items, 8, 16)}
+
+    def loss(self, nets, batch):
+        count = len(batch["x"])
+        mask = torch.ones(count, 8, dtype=torch.bool)
+        out = nets["image"](batch["x"], torch.full((count,), 0.5), batch["text"], mask).sample
+        return Loss((out - 1).square().mean((1, 2, 3)).sum(), count)
+
+
 class NormedAcrossHeads(UNet):
     """Attention with norms over all heads together, which are not carried."""
 
@@ -184,6 +229,8 @@ CARRIED = {
     "labelled dit": Labelled,
     "video": Video,
     "joint": Joint,
+    "normed video": NormedVideo,
+    "grouped image": GroupedImage,
 }
 REFUSED = {
     NormedAcrossHeads: "module unet.norm_q on tp=2: its layout is not carried",

@@ -339,7 +339,7 @@ class Few(Stages):
 
 
 REFUSED = {
-    Unplanned: "net 'net' on pp=2: transformers has no pipeline plan for GPT2LMHeadModel",
+    Unplanned: "net 'net' on pp=2: transformers has no pipeline plan for MambaForCausalLM",
     Tied: "module net.lm_head on pp=2: it shares a parameter with net.model.embed_tokens",
     Outside: "module net.scales on pp=2: it holds trained parameters outside of the modules",
     Conditioned: "on pp: it is given what a module of an earlier stage gives, beside the tensor",

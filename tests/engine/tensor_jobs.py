@@ -11,10 +11,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Qwen3Config,
@@ -118,7 +118,7 @@ class ScaledLogits(Words):
 
 class Unplanned(Words):
     def nets(self):
-        return {"net": GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2))}
+        return {"net": MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4))}
 
 
 class Adapted(Words):
@@ -276,7 +276,7 @@ CARRIED = {
     "scaled logits": ScaledLogits,
 }  # fmt: skip
 REFUSED = {
-    Unplanned: "GPT2LMHeadModel, and no two linear layers of a forward can be cut together",
+    Unplanned: "MambaForCausalLM, and no two linear layers of a forward can be cut together",
     Magnitudes: "q_proj on tp=2: its adapter Linear has lora_magnitude_vector, which is not carried",
     AdaptedEmbedding: "embed_tokens on tp=2: its adapter Embedding has lora_embedding_A, which is not carried",
     Odd: "num_key_value_heads = 1 does not divide",

@@ -12,9 +12,10 @@ from diffusers.models.attention import FeedForward
 from diffusers.models.attention_processor import Attention
 from torch import nn
 
-from memfit.engine.attention_plan import check_attentions, derived_plan, share_heads
+from memfit.engine.attention_plan import check_attentions, derived_plan, share_heads, unknown_attention
 from memfit.engine.fused_projection import FusedColwiseParallel, _exchange_plan
 from memfit.engine.local_parameters import LocalParameters
+from memfit.engine.traced_plan import traced_plans
 from memfit.errors import InputError
 from memfit.jobs.f5_tts import F5Tiny
 from memfit.jobs.nets.unet3d import UNet3D
@@ -59,17 +60,45 @@ def test_the_second_stream_of_joint_attention_is_cut_with_the_first():
         **dict.fromkeys(("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj"), "colwise"),
         "to_out.0": "rowwise", "to_add_out": "rowwise",
     }  # fmt: skip
-    check_attentions("image", net, set(net.modules()), 2, "")
+    check_attentions("image", net, set(net.modules()), 2)
+    assert unknown_attention(net, set(net.modules())) is None
     share_heads(net, set(net.modules()), 2)
     first = net.transformer_blocks[0].attn
     assert (first.heads, first.inner_dim) == (2, 16)
 
 
-def test_a_second_stream_of_another_width_is_refused():
+def test_a_second_stream_of_another_width_is_not_cut_by_the_names_of_its_layers():
     attention = Attention(16, heads=2, dim_head=8, added_kv_proj_dim=4)
     attention.add_k_proj = nn.Linear(4, 8)
-    with pytest.raises(InputError, match="queries, keys and values have different sizes"):
-        check_attentions("net", attention, set(attention.modules()), 2, "")
+    why = "queries, keys and values have different sizes"
+    assert unknown_attention(nn.Sequential(attention), set(attention.modules())) == ("0", why)
+
+
+@pytest.mark.parametrize(
+    ("case", "cut", "whole"),
+    [
+        ("normed video", {"ffn.net.0.proj": "colwise", "ffn.net.2": "rowwise"}, ["attn1.to_q", "attn1.to_out.0"]),
+        (
+            "grouped image",
+            {
+                "attn.to_q": "colwise",
+                "attn.to_k": "colwise",
+                "attn.to_out.0": "rowwise",
+                "feed_forward.linear_2": "rowwise",
+            },
+            ["norm1.linear"],
+        ),
+    ],
+)
+def test_attention_that_the_names_of_its_layers_do_not_cut_is_cut_as_a_forward_shows(case, cut, whole):
+    job = CARRIED[case]()
+    nets = job.nets()
+    (name,) = nets
+    assert unknown_attention(nets[name], set(nets[name].modules())) is not None
+    layouts = traced_plans(job, nets, [name], 2)[name].layouts
+    ends = {".".join(path.split(".")[2:]): layout for path, layout in layouts.items()}
+    assert cut.items() <= ends.items()
+    assert not set(whole) & ends.keys()
 
 
 def test_convolutions_and_norms_of_a_unet_stay_whole():

@@ -9,22 +9,29 @@ import pytest
 import torch
 from torch import nn
 
+from memfit.cli.prediction_output import predictions_json
 from memfit.device.hardware.catalogue import find_device
 from memfit.engine.split_rules import carried
 from memfit.engine.tensor_split import MixedError, Operation, Split
 from memfit.engine.traced_plan import traced_plans
 from memfit.errors import InputError
+from memfit.events import CutParameters
 from memfit.job import Shape
 from memfit.mesh import MeshShape
+from memfit.planner.predict import predict
+from memfit.show.footprint_table import footprint_remarks
+from memfit.show.trace_file import read_trace, write_trace
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.encoder_jobs import (
     T5,
+    TOKENS,
     Attention,
     Clip,
     Decoder,
     Groups,
     ModernBert,
     MpNet,
+    NormedHeads,
     OwnAttention,
     OwnProducts,
     Umt5,
@@ -170,6 +177,35 @@ def test_a_net_of_which_nothing_can_be_cut_is_refused_by_name(kind, words):
     assert words in str(said.value)
 
 
+@pytest.mark.parametrize(("mesh", "world"), [(MeshShape(tp=2), 2), (MeshShape(dp_shard=2, tp=2), 4)])
+def test_a_prediction_says_how_many_parameters_are_cut_and_where_most_are_whole(tmp_path, mesh, world):
+    class Normed(OwnAttention):
+        how: ClassVar = {"norm": "all"}
+
+    def predicted(kind):
+        return predict(kind(), "job", Shape(items=2), find_device("rtx4090"), world=world,
+                       engine="fsdp2", mesh=mesh)  # fmt: skip
+
+    few, most = predicted(Normed), predicted(NormedHeads)
+    nets = [sum(p.numel() for p in kind().nets()["net"].parameters()) for kind in (Normed, NormedHeads)]
+    feed_forward, attention = 16 * 32 + 32 + 32 * 16, 3 * (16 * 16 + 16) + 16 * 16 + TOKENS * 4
+    assert few.footprint.tensor_parallel == CutParameters(parameters=nets[0], cut=feed_forward)
+    assert most.footprint.tensor_parallel == CutParameters(parameters=nets[1], cut=feed_forward + attention)
+    line = "tp cuts 0.00106 M of 0.00325 M parameters; the others are whole on each of its ranks."
+    assert line in footprint_remarks(few.footprint)
+    assert not any(words.startswith("tp cuts") for words in footprint_remarks(most.footprint))
+    assert predictions_json([few], None, None)["tensor_parallel"] == {"parameters": nets[0], "cut": feed_forward}
+    write_trace(tmp_path / "t.npz", few)
+    back = read_trace(tmp_path / "t.npz")
+    assert back.footprint.tensor_parallel == back.trace.tensor_parallel == few.footprint.tensor_parallel
+
+
+def test_without_tp_nothing_is_said_of_what_is_cut():
+    footprint = predict(OwnAttention(), "job", Shape(items=2), find_device("rtx4090")).footprint
+    assert footprint.tensor_parallel is None
+    assert not any(words.startswith("tp cuts") for words in footprint_remarks(footprint))
+
+
 def carry(name, given, output, *more, split, ranks=2):
     operation = Operation(
         name=name, args=(given, *more), kwargs={}, output=output, ranks=ranks, sums_gradients=False,
@@ -187,6 +223,20 @@ def test_elements_by_indices_keep_the_split_of_other_dimensions():
     for indices in ([None, None, both], [torch.zeros(2, dtype=torch.bool)], [both[0], None, both[0]]):
         with pytest.raises(MixedError):
             carry("index", given, given, indices, split=COLUMNS)
+
+
+def test_repeats_pairs_and_rows_keep_the_split_of_other_dimensions():
+    given, rows = torch.empty(2, 6, 32), torch.zeros(3, dtype=torch.long)
+    assert carry("repeat", given, given.repeat(4, 1, 3, 1), [4, 1, 3, 1], split=COLUMNS) == (3, 1, 32)
+    assert carry("index_select", given, given[:, :3], 1, rows, split=COLUMNS) == (2, 1, 32)
+    pairs = torch.empty(2, 6, 32, 2)
+    assert carry("view_as_complex", pairs, torch.view_as_complex(pairs), split=COLUMNS) == (2, 1, 32)
+    numbers = torch.view_as_complex(pairs)
+    assert carry("view_as_real", numbers, torch.view_as_real(numbers), split=COLUMNS) == (2, 1, 32)
+    mixed = (("repeat", [1, 1, 2]), ("index_select", 2, rows), ("view_as_complex",))
+    for name, *more in mixed:
+        with pytest.raises(MixedError):
+            carry(name, given, given, *more, split=COLUMNS)
 
 
 COLUMNS = Split(dim=2, outer=1, units=32, sources=frozenset(["layer"]))

@@ -130,8 +130,8 @@ def test_nets_that_cannot_be_cut_are_planned_without(words):
     refused = [row for row in answer.meshes if row.state == REFUSED]
     assert {(row.mesh.pp, row.mesh.tp) for row in refused} == {(1, 2), (1, 4), (2, 1), (4, 1), (2, 2)}
     remarks = {row.mesh.tp: row.remark for row in refused if row.mesh.pp == 1 or row.mesh.tp == 1}
-    assert "no tensor-parallel plan for GPT2LMHeadModel" in remarks[2]
-    assert "no pipeline plan for GPT2LMHeadModel" in remarks[1]
+    assert "no tensor-parallel plan for MambaForCausalLM" in remarks[2]
+    assert "no pipeline plan for MambaForCausalLM" in remarks[1]
     with pytest.raises(InputError, match="zero2 carries no mesh"):
         find_mesh_plan(Unplanned(), request(4, 1, 16, engine="zero2"))
 
