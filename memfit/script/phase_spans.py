@@ -60,6 +60,8 @@ class KnownOptimizer:
     """The event after its last step."""
     weights: set[int] = field(default_factory=set)
     """The ids of the parameters that it trains."""
+    has_sparse: bool = False
+    """Whether a gradient is sparse, which fused and 8-bit optimizers do not take."""
 
 
 @dataclass(frozen=True, kw_only=True)

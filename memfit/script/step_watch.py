@@ -317,7 +317,8 @@ class StepWatch:
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Ends a step: the optimizer's state and gradients are known now."""
-        tracer = self.tracer
+        tracer, number = self.tracer, self._number(optimizer)
+        known = self.optimizers[number]
         for tensor in tensors_in(list(optimizer.state.values())):
             for inner in inner_tensors(tensor):
                 if tracer.recorded_number(inner) is not None:
@@ -325,13 +326,13 @@ class StepWatch:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 tracer.categorise(parameter, "parameters")
-                number = tracer.recorded_number(parameter)
-                if number is not None:
-                    self.trained_storages.add(number)
+                storage = tracer.recorded_number(parameter)
+                if storage is not None:
+                    self.trained_storages.add(storage)
                 if parameter.grad is not None:
                     tracer.categorise(parameter.grad, "gradients")
-        number = self._number(optimizer)
-        self._end_step(self.optimizers[number], number, len(tracer.kind))
+                    known.has_sparse |= parameter.grad.layout is not torch.strided
+        self._end_step(known, number, len(tracer.kind))
 
     def _end_step(self, known: KnownOptimizer, number: int, event: int) -> None:
         """Notes a step that ended before ``event``."""

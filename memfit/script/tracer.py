@@ -20,7 +20,7 @@ from memfit.script.random_draws import RandomDraws
 from memfit.script.source_lines import NOWHERE, Line, SourceLines
 from memfit.script.weight_averages import WeightAverages
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, current_autograd_node, disable_current_modes
-from memfit.torch_compat.attributes import local_tensor, storage_id_of
+from memfit.torch_compat.attributes import local_tensor, storage_id_of, stored_parts
 from memfit.trace import constant_values
 from memfit.trace.event_record import without_storage
 from memfit.trace.operators import operator
@@ -126,17 +126,17 @@ class ScriptTracer(Tracer):
     def _see_real(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operator on real tensors if the CPU is the device, and records what it allocates."""
         self.on_operator()
-        given = {storage_id_of(arg) for arg in args if type(arg) is Tensor and arg.layout is torch.strided}
+        given = {storage_id_of(part) for arg in args if type(arg) is Tensor for part in stored_parts(arg)}
         if func is _LIFT_FRESH and args[0].layout is torch.strided and args[0].untyped_storage().resizable():
             given.clear()  # torch.tensor has allocated it; what shares an array of numpy's has a storage of fixed size
         out = self.mode.run_real(func, args, kwargs)
         outs = [made for made in (out if isinstance(out, tuple | list) else (out,)) if isinstance(made, Tensor)]
         for made in outs:
-            if made.layout is not torch.strided:
+            if made.layout not in (torch.strided, torch.sparse_coo):
                 raise without_storage(made)
         if self.part == "between" and current_autograd_node() is None:
             self._note_function(func, args)
-        if any(storage_id_of(made) not in given for made in outs):
+        if any(storage_id_of(part) not in given for made in outs for part in stored_parts(made)):
             node = current_autograd_node()
             self._line = self.lines.here()
             kind = operator(func)

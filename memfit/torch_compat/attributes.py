@@ -64,6 +64,10 @@ transient_buffers_of: Callable[[nn.Module], set[str]] = attrgetter("_non_persist
 """Names of a module's own buffers that its state_dict leaves out."""
 
 
+SPARSE_PARTS = "_memfit_sparse_parts"
+"""Attribute of a fake COO tensor, which holds nothing itself: ``indices`` and ``values`` of a trace."""
+
+
 def are_transforms_active() -> bool:
     """Whether the code runs within ``torch.func``'s transforms."""
     return _are_functorch_transforms_active()
@@ -94,10 +98,28 @@ def storage_id_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """(indices, values) of a COO tensor, with all of its entries; of one of a trace, those that the trace keeps."""
+    kept = tensor.__dict__.get(SPARSE_PARTS)
+    return (tensor._indices(), tensor._values()) if kept is None else (kept.indices, kept.values)
+
+
+def stored_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors whose storages a real tensor has: its own, of a COO tensor those of its parts, of others none."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    return sparse_parts(tensor) if tensor.layout is torch.sparse_coo else ()
+
+
+def is_recorded_sparse(tensor: Tensor) -> bool:
+    """Whether the parts of a COO tensor are known: it is real, or a trace keeps them."""
+    return SPARSE_PARTS in tensor.__dict__ or not isinstance(tensor, FakeTensor)
+
+
 def stored_bytes(tensor: Tensor) -> int:
     """Bytes of a tensor's storage; of a sparse one, of the storages of its parts; 0 where it has none of its own."""
     if tensor.layout is torch.sparse_coo:
-        return sum(map(stored_bytes, (tensor._indices(), tensor._values())))
+        return sum(map(stored_bytes, sparse_parts(tensor)))
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return sum(map(stored_bytes, (tensor.crow_indices(), tensor.col_indices(), tensor.values())))
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
@@ -124,9 +146,12 @@ def local_storage_id(tensor: Any) -> int:
 
 def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """Yields the tensors with storage of their own that a tensor holds: of a DTensor, this rank's shard; of a quantized
-    tensor, its codes, scales and tables; else the tensor itself.
+    tensor, its codes, scales and tables; of a sparse one, its indices and values; else the tensor itself.
     """
     local = local_tensor(tensor)
+    if local.layout is torch.sparse_coo:
+        yield from sparse_parts(local)
+        return
     if local is not tensor or not is_traceable_wrapper_subclass(tensor):
         yield local
         return
@@ -200,6 +225,7 @@ __all__ = [
     "MODULE_APPLY",
     "MODULE_CALL",
     "RAW_STREAM",
+    "SPARSE_PARTS",
     "IncompatibleKeys",
     "apply_to_tensors",
     "current_module_apply",
@@ -210,6 +236,7 @@ __all__ = [
     "has_load_hooks",
     "has_step_hooks",
     "inner_tensors",
+    "is_recorded_sparse",
     "is_view",
     "local_storage_id",
     "local_tensor",
@@ -219,9 +246,11 @@ __all__ = [
     "own_parameters",
     "schema_of",
     "sequence_number_of",
+    "sparse_parts",
     "step_hooks",
     "storage_id",
     "storage_id_of",
+    "stored_parts",
     "transient_buffers_of",
     "unsharded_gradient",
     "use_count",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import torch
+
 from memfit.apply.train_state import TrainState
+from memfit.errors import InputError
 from memfit.job import is_trained
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import DisableTorchFunction
@@ -15,15 +18,26 @@ def mark(tracer: Tracer, train_state: TrainState, part: str) -> None:
     """Begins a part of the window, after the gradients that exist are categorised.
 
     Reading thousands of gradients is no torch function of the job's: as one, each would pass the virtual card.
+
+    Raises:
+        InputError: a gradient is sparse.
     """
     with DisableTorchFunction():
-        for net in train_state.nets.values():
-            for parameter in net.parameters():
+        for name, net in train_state.nets.items():
+            for path, parameter in net.named_parameters():
                 if (gradient := parameter.grad) is not None:
+                    if gradient.layout is torch.sparse_coo:
+                        raise _sparse_gradient(f"{name}.{path}")
                     tracer.categorise(gradient, "gradients")
         for tensor, category in train_state.engine.categorised(train_state.nets):
             tracer.categorise(tensor, category)
     tracer.mark(part)
+
+
+def _sparse_gradient(parameter: str) -> InputError:
+    why = "it is sparse, and memfit sums dense gradients over micro-batches and ranks"
+    write = "write sparse=False where the module is made, and an optimizer of dense gradients"
+    return InputError(f"gradient of {parameter}", why, write)
 
 
 def categorise_state(tracer: Tracer, train_state: TrainState) -> None:

@@ -11,11 +11,18 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual import backend
-from memfit.device.virtual.assumptions import source_line
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, FREE
-from memfit.torch_compat.attributes import inner_tensors, is_zero_tensor, storage_id, storage_id_of
+from memfit.torch_compat.attributes import (
+    inner_tensors,
+    is_recorded_sparse,
+    is_zero_tensor,
+    sparse_parts,
+    storage_id,
+    storage_id_of,
+)
 from memfit.trace.event_limit import TooManyEventsError, event_limit
+from memfit.trace.sparse_parts import note_sparse, without_rule
 
 
 class EventListener(Protocol):
@@ -95,6 +102,10 @@ class EventRecord:
         Raises:
             InputError: the tensor has no storage, or the trace has more events than ``most_events`` allows.
         """
+        if tensor.layout is torch.sparse_coo and is_recorded_sparse(tensor):
+            note_sparse()
+            seen = [self.see(part, row) for part in sparse_parts(tensor)]
+            return any(seen)
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError as error:
@@ -156,11 +167,5 @@ class EventRecord:
 
 
 def without_storage(tensor: Tensor) -> InputError:
-    """The error of a tensor that is not dense: its parts are not recorded."""
-    where, users = source_line()
-    seen = f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
-    return InputError(
-        f"{seen} at {where}" if users else f"a gradient or another {seen[2:]}",
-        "how much it holds depends on data, which a trace does not have",
-        "write it dense: sparse=False in nn.Embedding and nn.EmbeddingBag, index_add for a sparse product",
-    )
+    """The error of a tensor that is not dense, and no COO tensor whose parts are recorded."""
+    return without_rule(f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}")

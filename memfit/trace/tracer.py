@@ -43,6 +43,7 @@ from memfit.trace.operators import Operator, operator, work
 from memfit.trace.products import products_without_zeros
 from memfit.trace.running_modules import RunningModules
 from memfit.trace.saved_numbers import NBYTES, SavedNumbers
+from memfit.trace.sparse_tensors import NOT_SPARSE, answer_sparse, takes_sparse
 
 _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
@@ -174,6 +175,11 @@ class Tracer(EventRecord, TorchDispatchMode):
             if kind_of_tensor not in _PLAIN and is_traceable_wrapper_subclass_type(kind_of_tensor):
                 return NotImplemented
         kwargs = kwargs or {}
+        if takes_sparse(func, args):
+            with self:
+                result = answer_sparse(self.virtual, func, args, kwargs)
+            if result is not NOT_SPARSE:
+                return result
         if self._is_quiet:
             return func(*args, **kwargs)
         kind, inference, node = operator(func), torch.is_inference_mode_enabled(), current_autograd_node()

@@ -365,18 +365,17 @@ def test_a_dtensor_is_gathered_by_positions_on_the_virtual_cpu(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("device", ["rtx4090", "cpu"])
-def test_a_sparse_matrix_is_refused_by_its_line(tmp_path: Path, device: str) -> None:
+def test_a_matrix_of_compressed_rows_is_refused_by_its_line(tmp_path: Path, device: str) -> None:
     outcome = trace_here(
         tmp_path,
         "import torch\n"
         "where = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
         "edges = torch.tensor([[0, 1], [1, 0]]).to(where)\n"
-        "matrix = torch.sparse_coo_tensor(edges, torch.ones(2, device=where), (2, 2), check_invariants=False)\n",
+        "matrix = torch.sparse_csr_tensor(edges[0], edges[1], torch.ones(1, device=where), (1, 2))\n",
         device=device,
     )
     assert outcome.error is not None
-    assert "a tensor of layout sparse_coo at" in outcome.error.summary
-    assert "train.py:4" in outcome.error.summary
+    assert "train.py:4: no rule says what it allocates" in outcome.error.summary
 
 
 def test_an_optimizer_whose_weights_another_steps_is_none_that_never_stepped(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_what_a_mask_selects_and_a_check_of_its_numbers():
     assert with_scratch["train"] == pytest.approx(measured["train"].allocated_bytes, rel=0.02)
 
 
-def test_sparse_gradients_are_refused():
-    with pytest.raises(InputError, match=r"layout sparse_coo.*sparse=False in nn.Embedding"):
+def test_sparse_gradients_of_a_job_are_refused():
+    with pytest.raises(InputError, match=r"gradient of table.weight: it is sparse.*write sparse=False"):
         compare(Table, {"sparse": True}, Shape(items=64, length=None), 1)
 
 
