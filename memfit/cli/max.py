@@ -118,6 +118,7 @@ def _largest_of_script(job: str, targets: list[Device], options: dict[str, Any],
                 "device": device.key, "usable_bytes": device.usable_bytes, "policy": AS_WRITTEN, "settings": {},
                 "checkpoint": "none", "largest": scan.largest.batch, "exact": scan.largest.verified,
                 "process_bytes": scan.largest.process_bytes, "reason": scan.largest.reason,
+                "assumes": scan.largest.assumes,
             }
             for device, scan in zip(targets, scans, strict=True)
         ]  # fmt: skip

@@ -17,6 +17,7 @@ from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.script.launch import trace_script
+from memfit.script.longest_samples import LONGEST, UNKNOWN
 from memfit.script.outcome import ScriptOutcome, TraceRequest
 from memfit.script.request_device import requested_device
 from memfit.sizes import format_size
@@ -25,6 +26,10 @@ from memfit.wording import counted
 PLACEHOLDER = "{batch}"
 SIZES = (2, 3, 5)
 """Sizes that are traced first; PyTorch treats a size of 1 apart."""
+LONGEST_SIZES = (4, 5, 7)
+"""Those of batches of the longest samples: where a sample has several parts, each one's longest is in a batch."""
+MOST_CHECKS = 8
+"""Sizes that are traced to check the answer."""
 MOST = 1 << 20
 """Larger sizes are not tried."""
 
@@ -39,6 +44,8 @@ class LargestBatch:
         verified: whether the script was traced at that size, and did not fit at the next one.
         sizes: the sizes that were traced.
         reason: why there is no number, or why it was not traced itself; empty otherwise.
+        too_large: where sizes between were not traced, the smallest that was traced and does not fit; else 0.
+        assumes: what batches were made of, where not of what the script's samplers give.
     """
 
     batch: int | None
@@ -47,6 +54,8 @@ class LargestBatch:
     sizes: tuple[int, ...]
     process_bytes: int | None = None
     reason: str = ""
+    too_large: int = 0
+    assumes: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,28 +76,60 @@ def at_size(request: TraceRequest, size: int) -> TraceRequest:
 def scan_batches(request: TraceRequest, sizes: Sequence[int]) -> BatchScan:
     """Traces the script at the sizes and finds the largest one that fits.
 
+    Where the bytes do not follow from the size, as those of batches that are padded to their longest sample, it is
+    traced anew with batches of the longest samples.
+
     Raises:
         InputError: the script fails at one of the sizes.
     """
     device = _device(request)
+    scan, is_unlike = _scanned(request, device, sizes)
+    if not is_unlike:
+        return scan
+    longest = replace(request, longest_samples=True)
+    sizes = LONGEST_SIZES if tuple(sizes) == SIZES else sizes
+    other, is_unlike = _scanned(longest, device, sizes)
+    assumes = _line(other.outcome, LONGEST)
+    if assumes and not is_unlike:
+        return BatchScan(outcome=scan.outcome, largest=replace(other.largest, assumes=assumes))
+    return BatchScan(outcome=scan.outcome, largest=replace(scan.largest, reason=_unknown(scan, other)))
+
+
+def _unknown(scan: BatchScan, longest: BatchScan) -> str:
+    """Why there is no largest batch, with and without batches of the longest samples, and what to write."""
+    why = _line(longest.outcome, UNKNOWN)
+    return "; ".join(
+        filter(None, (scan.largest.reason, why, "write a size in place of {batch} to see whether it fits"))
+    )
+
+
+def _line(outcome: ScriptOutcome, begin: str) -> str:
+    return next((line for line in outcome.not_seen if line.startswith(begin)), "")
+
+
+def _scanned(request: TraceRequest, device: Device, sizes: Sequence[int]) -> tuple[BatchScan, bool]:
+    """(the largest batch, whether there is none since the bytes do not follow from the size)."""
     name = device.key if request.memory_bytes is None else format_size(request.memory_bytes)
     free = replace(request, enforced=False)
     outcomes = [trace_script(replace(at_size(free, size), every_card=not number)) for number, size in enumerate(sizes)]
     failed = next((outcome for outcome in outcomes if outcome.trace is None), None)
     base = outcomes[0]
 
-    def answer(batch: int | None, *, verified: bool = False, nbytes: int | None = None, reason: str = "") -> BatchScan:
+    def answer(
+        batch: int | None, *, verified: bool = False, nbytes: int | None = None, reason: str = "", too_large: int = 0
+    ) -> BatchScan:
         largest = LargestBatch(
-            batch=batch, card=name, verified=verified, sizes=tuple(sizes), process_bytes=nbytes, reason=reason
-        )
+            batch=batch, card=name, verified=verified, sizes=tuple(sizes), process_bytes=nbytes, reason=reason,
+            too_large=too_large,
+        )  # fmt: skip
         return BatchScan(outcome=base, largest=largest)
 
     if failed is not None:
-        return answer(None, reason=f"a size was not traced to two complete steps ({failed.ended})")
+        return answer(None, reason=f"a size was not traced to two complete steps ({failed.ended})"), False
     traces = [_of(outcome) for outcome in outcomes]
     problem = different_events(traces, sizes)
     if problem:
-        return answer(None, reason=problem)
+        return answer(None, reason=problem), True
     growth = fitted(traces, sizes)
     if growth is not None and growth.is_quadratic:
         check = 2 * max(sizes) + 1
@@ -96,28 +137,49 @@ def scan_batches(request: TraceRequest, sizes: Sequence[int]) -> BatchScan:
         growth = growth if traced is not None and growth.holds_for(traced, check) else None
     if growth is None:
         reason = f"the bytes at batches of {', '.join(map(str, sizes))} are no polynomial of degree 1 or 2 in the size"
-        return answer(None, reason=reason)
+        return answer(None, reason=reason), True
     grown = _Family(traces[0], growth, device, base.world)
-    if not grown.fits(sizes[0]):
-        return answer(None, reason=f"a batch of {sizes[0]} does not fit")
-    best = grown.largest(sizes[0])
-    return _verified(request, best, grown, answer)
+    best = grown.largest(sizes[0]) if grown.fits(sizes[0]) else next(filter(grown.fits, range(sizes[0] - 1, 0, -1)), 0)
+    if not best:
+        return answer(None, reason=f"a batch of {sizes[0]} does not fit"), False
+    return _verified(request, best, grown, answer), False
 
 
 def _verified(request: TraceRequest, best: int, grown: _Family, answer: Callable[..., BatchScan]) -> BatchScan:
-    """Traces the script at the answer and at the next size, and corrects the answer by one if it was slightly off."""
+    """Traces the script at the answer and at the next size, and corrects the answer where a trace says otherwise."""
     free = replace(request, enforced=False, every_card=False)
-    for _ in range(3):
-        fits, nbytes, why = _traced(at_size(free, best))
-        if fits is False and best > 1:
-            best -= 1
-            continue
-        larger = _traced(at_size(free, best + 1))[0]
-        if larger:
-            best += 1
-            continue
-        return answer(best, verified=bool(fits) and larger is False, nbytes=nbytes, reason=why)
-    return answer(best, nbytes=grown.process_bytes(best))
+    fitting, too_large, nbytes, size = 0, 0, None, best
+    for _ in range(MOST_CHECKS):
+        fits, process_bytes, why = _traced(at_size(free, size))
+        if fits is None and not fitting:
+            return answer(best, nbytes=grown.process_bytes(best), reason=why)
+        if fits is None:
+            break
+        if fits:
+            fitting, nbytes = size, process_bytes
+        else:
+            too_large = size
+        if fitting + 1 == too_large:
+            return answer(fitting, verified=True, nbytes=nbytes)
+        size = _next_size(fitting, too_large, grown.share(process_bytes))
+        if size < 1:
+            return answer(None, reason=f"a batch of {too_large} does not fit")
+    if fitting:
+        return answer(fitting, nbytes=nbytes, too_large=too_large)
+    return answer(None, reason=f"it was computed to be {best}, and where it was traced, {too_large} does not fit")
+
+
+def _next_size(fitting: int, too_large: int, share: float) -> int:
+    """The size to trace next.
+
+    Args:
+        fitting: the largest that fits, of those that were traced; 0 where none did.
+        too_large: the smallest that does not; 0 where all did.
+        share: of what the last trace needed, the part that the card has.
+    """
+    if not too_large:
+        return fitting + 1
+    return (fitting + too_large) // 2 if fitting else min(too_large - 1, int(too_large * share))
 
 
 def _traced(request: TraceRequest) -> tuple[bool | None, int | None, str]:
@@ -218,6 +280,10 @@ class _Family:
 
     def process_bytes(self, size: int) -> int:
         return self._replayed(size)[1]
+
+    def share(self, process_bytes: int | None) -> float:
+        """The part of some bytes that the card has."""
+        return (self._device.usable_bytes or 0) / process_bytes if process_bytes else 1.0
 
     def largest(self, low: int) -> int:
         """Returns the largest size that fits; ``low`` is known to fit."""

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from memfit.device.virtual.patching import replaced
+from memfit.script.longest_samples import LongestSamples
 from memfit.script.source_lines import own_frames
 from memfit.script.step_watch import StepWatch
 from memfit.torch_compat.data_workers import WorkerInfo, in_worker
@@ -42,6 +43,7 @@ class ShortPasses:
         whole: whether a pass that does not train goes on to its end.
         backwards: returns the number of backwards so far.
         on_cut: called where a pass that does not train is cut short.
+        longest: makes batches of the longest samples; None: batches are those of the samplers.
     """
 
     most: int
@@ -49,6 +51,7 @@ class ShortPasses:
     backwards: Callable[[], int]
     whole: bool = False
     on_cut: Callable[[], None] = lambda: None
+    longest: LongestSamples | None = None
 
 
 class ShortIterator:
@@ -152,6 +155,9 @@ def _shortened(owner: Any, passes: ShortPasses) -> dict[str, Any]:
             if workers and prepare is not None:
                 prepare(0)
             iterator = iterate(self)
+            if passes.longest is not None:
+                with passes.watch.tracer.quiet():
+                    passes.longest.replace(self, iterator)
         return ShortIterator(iterator, passes, worker)
 
     def short_length(self: Any) -> int:

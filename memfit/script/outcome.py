@@ -48,6 +48,7 @@ class TraceRequest:
         steps: complete windows to see; None: as many as show every phase.
         batches: batches of each pass over a loader.
         whole_passes: passes that do not train go on to their end, and loops without gradients too.
+        longest_samples: batches of loaders are made of the longest samples of their data sets.
         limit_seconds: of the script.
         stubs: packages that stand-ins are imported for.
         assumed: ``file:line`` to the value that is answered there.
@@ -63,6 +64,7 @@ class TraceRequest:
     steps: int | None = None
     batches: int | None = None
     whole_passes: bool = False
+    longest_samples: bool = False
     limit_seconds: float = 600.0
     rank: int = 0
     stubs: tuple[str, ...] = ()

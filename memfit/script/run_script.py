@@ -39,6 +39,7 @@ from memfit.script.lazy_parameters import lazy_parameters
 from memfit.script.lbfgs_history import full_histories
 from memfit.script.live_allocator import LiveAllocator
 from memfit.script.loaders import ShortPasses, short_loaders
+from memfit.script.longest_samples import LongestSamples
 from memfit.script.loop_ends import LoopEnds
 from memfit.script.measure import outcome_of
 from memfit.script.observations import Observations, observed
@@ -184,6 +185,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     passes = ShortPasses(
         most=request.batches or BATCHES, watch=watch, backwards=lambda: backwards[0],
         whole=request.whole_passes, on_cut=watch.pass_cut,
+        longest=LongestSamples(running.observations.note) if request.longest_samples else None,
     )  # fmt: skip
     stack.enter_context(short_loaders(passes))
     stack.enter_context(

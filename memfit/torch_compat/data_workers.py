@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,12 @@ def chosen_sample_count(sampler: Any) -> int | None:
 def index_sampler(loader: Any) -> Any:
     """What a DataLoader takes its indices from: its batch sampler, or its sampler where it makes no batches."""
     return loader._index_sampler
+
+
+def replace_indices(iterator: Any, change: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+    """Replaces what a DataLoader's iterator takes its next indices from by what ``change`` makes of it."""
+    if isinstance(iterator, DataLoaderIterator):
+        iterator._sampler_iter = change(iterator._sampler_iter)
 
 
 @contextmanager
@@ -82,5 +88,6 @@ def shut_down(iterator: Any) -> None:
 
 __all__ = [
     "GET_ITERATOR", "WORKER_INFO", "DataLoaderIterator", "WorkerInfo", "chosen_sample_count", "data_set_of",
-    "hide_worker_info", "in_worker", "index_sampler", "leave_unwatched", "shut_down", "worker_module", "workers_of",
+    "hide_worker_info", "in_worker", "index_sampler", "leave_unwatched", "replace_indices", "shut_down",
+    "worker_module", "workers_of",
 ]  # fmt: skip
