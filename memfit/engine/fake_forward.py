@@ -73,6 +73,13 @@ class WithAnswers(TorchDispatchMode):
         return func(*args, **kwargs) if answer is NOT_HANDLED else answer
 
 
+def structure_of(nets: Nets) -> tuple[Any, ...]:
+    """What tells nets of a job apart: their modules, and the names and shapes of their parameters."""
+    modules = [(name, path, type(part)) for name, net in nets.items() for path, part in net.named_modules()]
+    shapes = [(name, path, p.shape) for name, net in nets.items() for path, p in net.named_parameters()]
+    return (*modules, *shapes)
+
+
 def in_copied_process(ask: Callable[[], Any]) -> Any:
     """What a function gives that runs a job's forward on tensors without bytes; it gives plain data.
 

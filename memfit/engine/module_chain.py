@@ -16,7 +16,15 @@ from typing import Any
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from memfit.engine.fake_forward import CPU, WithAnswers, fake_copies, in_copied_process, refusal, run_losses
+from memfit.engine.fake_forward import (
+    CPU,
+    WithAnswers,
+    fake_copies,
+    in_copied_process,
+    refusal,
+    run_losses,
+    structure_of,
+)
 from memfit.errors import InputError
 from memfit.job import Job, Nets
 from memfit.nested_tensors import tensors_in
@@ -56,13 +64,14 @@ def module_chain(job: Job, nets: Nets, name: str, where: str, write: str) -> Mod
     Raises:
         InputError: the job's loss does not run on tensors without bytes, or the modules run otherwise; names one.
     """
-    if nets[name] not in _KNOWN:
-        _KNOWN[nets[name]] = in_copied_process(lambda: _followed(job, nets, name, where, write))
-    return _KNOWN[nets[name]]
+    known, key = _KNOWN.setdefault(job, {}), (name, structure_of(nets))
+    if key not in known:
+        known[key] = in_copied_process(lambda: _followed(job, nets, name, where, write))
+    return known[key]
 
 
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, ModuleChain] = weakref.WeakKeyDictionary()
-"""Chains of nets: a plan asks for them often."""
+_KNOWN: weakref.WeakKeyDictionary[Job, dict[Any, ModuleChain]] = weakref.WeakKeyDictionary()
+"""Chains of a job's nets: a plan asks for them often, and a search builds nets anew for each mesh."""
 
 
 def _followed(job: Job, nets: Nets, name: str, where: str, write: str) -> ModuleChain:

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from memfit.engine.collectives import is_memory_failure
-from memfit.engine.fake_forward import CPU, fake_copies, in_copied_process, refusal, run_losses
+from memfit.engine.fake_forward import CPU, fake_copies, in_copied_process, refusal, run_losses, structure_of
 from memfit.engine.product_layers import ProductLayer, ProductTrace, possible_products
 from memfit.engine.split_trace import Findings, LocalTrace, SplitTrace, Step, layers_of, watched
 from memfit.errors import describe
@@ -65,15 +65,15 @@ def traced_plans(job: Job, nets: Nets, names: Sequence[str], ranks: int) -> dict
     Raises:
         InputError: the job's forward does not run on tensors without bytes.
     """
-    known = _KNOWN.setdefault(nets[names[0]], {})
-    key = (tuple(names), ranks)
+    known = _KNOWN.setdefault(job, {})
+    key = (tuple(names), ranks, structure_of(nets))
     if key not in known:
         known[key] = in_copied_process(lambda: _Planner(job, nets, names, ranks).plans())
     return known[key]
 
 
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[Any, dict[str, TracedPlan]]] = weakref.WeakKeyDictionary()
-"""Plans of nets, which averages of them take too."""
+_KNOWN: weakref.WeakKeyDictionary[Job, dict[Any, dict[str, TracedPlan]]] = weakref.WeakKeyDictionary()
+"""Plans of a job's nets: a search builds them anew for each mesh, and averages are cut as they are."""
 
 
 class _Planner:

@@ -11,6 +11,7 @@ from torch import nn
 
 from memfit.cli.prediction_output import predictions_json
 from memfit.device.hardware.catalogue import find_device
+from memfit.engine import traced_plan
 from memfit.engine.split_rules import carried
 from memfit.engine.tensor_split import MixedError, Operation, Split
 from memfit.engine.traced_plan import traced_plans
@@ -284,3 +285,15 @@ def test_own_attention_is_the_same_function_with_and_without_an_embedding_of_zer
     nn.init.zeros_(biased.near.weight)
     x = torch.randn(2, 8, 16)
     torch.testing.assert_close(plain(x), biased(x))
+
+
+def test_nets_that_a_search_builds_anew_are_followed_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(traced_plan, "in_copied_process", lambda ask: asked.append(ask) or ask())
+    job = Vit()
+    plans = [traced_plans(job, job.nets(), ["net"], 2)["net"] for _ in range(2)]
+    assert len(asked) == 1
+    assert plans[0] == plans[1]
+    traced_plans(job, job.nets(), ["net"], 4)
+    traced_plans(Vit(), Vit().nets(), ["net"], 2)
+    assert len(asked) == 3
