@@ -18,7 +18,7 @@ import numpy as np
 
 from memfit.atomic_file import open_atomic, write_atomic
 from memfit.device.hardware.catalogue import Device
-from memfit.events import Trace
+from memfit.events import CutParameters, Trace
 from memfit.job import Shape
 from memfit.planner.dependencies import dependencies, own_fingerprint, reads_of_this_process, still_hold
 from memfit.planner.pipeline.stage_figures import StageFigures
@@ -158,6 +158,7 @@ def _write_question(key: str, question: TracedQuestion, known: Mapping[str, str]
     tables: dict[str, dict[str, Any]] = {}
     for rank, trace in question.traces.items():
         values = {field.name: getattr(trace, field.name) for field in fields(Trace)}
+        values["tensor_parallel"] = None if trace.tensor_parallel is None else asdict(trace.tensor_parallel)
         columns |= {f"{rank}/{name}": value for name, value in values.items() if isinstance(value, np.ndarray)}
         tables[str(rank)] = {name: value for name, value in values.items() if not isinstance(value, np.ndarray)}
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -175,6 +176,8 @@ def _question(facts: dict[str, Any], file: Mapping[str, Any]) -> TracedQuestion:
     for rank, table in facts.pop("traces").items():
         columns = {name.partition("/")[2]: file[name] for name in file if name.startswith(f"{rank}/")}
         table["phases"] = tuple((name, start, end) for name, start, end in table["phases"])
+        cut = table["tensor_parallel"]
+        table["tensor_parallel"] = None if cut is None else CutParameters(**cut)
         tuples = {name: tuple(value) for name, value in table.items() if isinstance(value, (list, tuple))}
         traces[int(rank)] = Trace(**{**columns, **table, **tuples})
     read = facts.pop("facts")

@@ -27,6 +27,12 @@ class Plain(memfit.Job):
     def loss(self, nets, batch):
         return nets["net"](batch).square().sum(), len(batch)
 """
+PAIR = """
+    def _pair(self):
+        up, down = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH)
+        return torch.nn.Sequential(up, torch.nn.ReLU(), down)
+"""
+"""Two layers that tp cuts together, in place of one."""
 ASK = """
 import sys
 from memfit.cli import main
@@ -143,3 +149,11 @@ def test_other_questions_are_answered_from_what_was_kept(folder, verb, first, se
     other, traced = ask_verb(folder, verb, *second)
     assert traced
     assert other != answer
+
+
+def test_a_rank_of_a_mesh_is_answered_without_torch_and_to_the_byte(folder):
+    (folder / "job.py").write_text(JOB.replace("torch.nn.Linear(WIDTH, WIDTH) for", "self._pair() for") + PAIR)
+    first, traced = ask(folder, "--mesh", "tp=2")
+    assert traced
+    assert first["tensor_parallel"] == {"parameters": 2 * (2 * 64 * 128 + 64 + 128), "cut": 2 * (2 * 64 * 128 + 128)}
+    assert ask(folder, "--mesh", "tp=2") == (first, False)
