@@ -54,14 +54,12 @@ def test_the_engine_follows_from_the_mesh():
     for cut in ({"tp": 2}, {"ep": 2}, {"dp_shard_in_ep": 2}):
         with pytest.raises(InputError, match="write dp_shard=4 instead of dp_replicate"):
             engine_of(MeshShape(dp_replicate=4, **cut))
-    with pytest.raises(InputError, match=r"tp and ep both divide the experts.* write tp=6 or ep=6 alone"):
-        engine_of(MeshShape(tp=2, ep=3))
+    assert engine_of(MeshShape(tp=2, ep=3)) == engine_of(MeshShape(dp_shard=2, tp=2, ep=3)) == "fsdp2"
     assert engine_of(MeshShape(dp_shard_in_ep=2)) == engine_of(MeshShape(dp_shard=2, dp_shard_in_ep=2)) == "fsdp2"
     for other in ("pp", "cp", "tp", "ep"):
         with pytest.raises(InputError, match=f"send each other tokens are not carried together with {other}"):
             engine_of(MeshShape(dp_shard_in_ep=2, **{other: 2}))
-    with pytest.raises(InputError, match="stages of a pipeline are not carried together with ep"):
-        engine_of(MeshShape(pp=2, ep=2))
+    assert engine_of(MeshShape(pp=2, ep=2)) == engine_of(MeshShape(pp=2, tp=2, ep=2)) == "fsdp2"
     for engine in ("ddp", "zero3", "single"):
         with pytest.raises(InputError, match=f"--engine {engine} --mesh .* write --engine fsdp2"):
             engine_of(MeshShape(dp_replicate=2, dp_shard=4), engine)
@@ -73,6 +71,9 @@ def test_ranks_that_divide_experts_are_neighbours_and_share_their_samples():
     mesh = MeshShape(dp_shard=2, ep=3)
     assert (mesh.world, mesh.data_ranks, mesh.same_samples) == (6, 2, 3)
     assert [mesh.place(rank)["ep"] for rank in range(6)] == [0, 1, 2, 0, 1, 2]
+    cut = MeshShape(tp=2, ep=3)
+    assert (cut.world, cut.data_ranks, cut.same_samples) == (6, 1, 6)
+    assert [cut.place(rank)["tp"] for rank in range(6)] == [0, 0, 0, 1, 1, 1]
 
 
 def test_ranks_that_send_each_other_tokens_are_neighbours_with_samples_of_their_own():

@@ -81,9 +81,6 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
         InputError: the engine that was asked for does not carry it.
     """
     needed = set(mesh.sizes())
-    if {"tp", "ep"} <= needed:
-        why = "tp and ep both divide the experts, and are not carried together"
-        raise InputError(f"--mesh {mesh}", why, f"write tp={mesh.tp * mesh.ep} or ep={mesh.tp * mesh.ep} alone")
     for other in sorted(needed & {"pp", "cp", "tp", "ep"}) if "dp_shard_in_ep" in needed else ():
         why = f"ranks that send each other tokens are not carried together with {other}"
         raise InputError(f"--mesh {mesh}", why, "write dp_shard_in_ep with dp_shard and dp_replicate, or leave it out")
@@ -93,12 +90,6 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
     for other in sorted(needed & {"pp", "ep"}) if "cp" in needed else ():
         why = f"ranks of one sequence are not carried together with {other}"
         raise InputError(f"--mesh {mesh}", why, "write cp with dp_replicate, dp_shard or tp, or leave it out")
-    if {"pp", "ep"} <= needed:
-        why = "stages of a pipeline are not carried together with ep"
-        raise InputError(f"--mesh {mesh}", why, "write pp with dp_replicate, dp_shard or tp, or leave it out")
-    if {"pp", "dp_replicate", "dp_shard", "tp"} <= needed:
-        why = "stages whose layers are cut are sharded, and have no replicas beside that"
-        raise InputError(f"--mesh {mesh}", why, f"write pp={mesh.pp},dp_shard={mesh.data_ranks},tp={mesh.tp}")
     able = [name for name, does in CAPABILITIES.items() if needed <= set(does.mesh_dimensions)]
     if engine is None:
         return able[0]

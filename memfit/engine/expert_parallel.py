@@ -5,7 +5,7 @@ transformers divides them, by the plan that it has for a net (``ep_plan``), and 
 - ``ep``, its implementation ``all_reduce``: the ranks see the same samples, each runs its own experts on the tokens
   that chose them, and the outputs are summed over the ranks, as are gradients of what the experts are given. Tensors
   have sizes that do not follow from what a router chooses. What is not an expert is whole on every rank, and becomes a
-  replicated DTensor.
+  replicated DTensor. With ``tp``, layers and experts are cut first; a rank has a part of some experts.
 - ``dp_shard_in_ep``, its implementation ``all_to_all``, as torchtitan does: each rank has samples of its own, sends
   each token to the ranks of its experts and gets their outputs back. What is not an expert is sharded over the ranks.
   How many tokens a rank gets follows from the router; on simulated ranks it gets as many as it sends.
@@ -23,6 +23,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from memfit.device.virtual.patching import replaced
 from memfit.engine.adapters import planned_nets
@@ -39,11 +40,13 @@ DIVIDED, CALLED = "grouped_gemm", "ep_dispatch_experts"
 """transformers' layouts: of a parameter whose first dimension is the experts, and of the module that holds them."""
 
 
-def divide_experts(nets: Nets, mesh: DeviceMesh) -> None:
+def divide_experts(nets: Nets, mesh: DeviceMesh, cut: DeviceMesh | None = None) -> None:
     """Divides the experts of nets in place over a mesh of one dimension; every rank has the same values before.
 
     Args:
         nets: those that are trained, or averages of them.
+        cut: of two dimensions, over the first of which layers and experts are cut already, and whose second one is
+            ``mesh``; None: nothing is cut.
 
     Raises:
         InputError: no net has experts, or those of a net cannot be divided; names the module.
@@ -52,8 +55,40 @@ def divide_experts(nets: Nets, mesh: DeviceMesh) -> None:
     plans = plans_of(nets, mesh.size())
     for name, net in nets.items():
         if name in plans:
+            placements = _take_local(net, plans[name]) if cut is not None else {}
             _library(where).apply_expert_parallelism(net, mesh, mesh, plans[name], ep_implementation="all_reduce")
+            if cut is not None:
+                _put_on_both(net, placements, cut)
         replicate_parameters(net, mesh)
+
+
+def _take_local(net: nn.Module, plan: Mapping[str, str]) -> dict[str, Any]:
+    """Gives modules of experts that are cut their local parts; returns how each parameter is cut, by path."""
+    placements: dict[str, Any] = {}
+    for path in (path for path, layout in plan.items() if layout == DIVIDED):
+        module, key, parameter = _parameter_at(net, path)
+        if isinstance(parameter, DTensor):
+            (placements[path],) = parameter.placements
+            own_parameters(module)[key] = nn.Parameter(parameter.to_local().detach(), parameter.requires_grad)
+    return placements
+
+
+def _put_on_both(net: nn.Module, placements: Mapping[str, Any], mesh: DeviceMesh) -> None:
+    """Parameters of experts, of which a rank has a part of some, are tensors over both dimensions."""
+    for path, placement in placements.items():
+        module, key, parameter = _parameter_at(net, path)
+        assert isinstance(parameter, DTensor)
+        local = parameter.to_local().detach()
+        both = DTensor.from_local(local, mesh, [placement, *parameter.placements], run_check=False)
+        own_parameters(module)[key] = nn.Parameter(both, parameter.requires_grad)
+
+
+def _parameter_at(net: nn.Module, path: str) -> tuple[nn.Module, str, nn.Parameter]:
+    inside, _, key = path.rpartition(".")
+    module = net.get_submodule(inside)
+    parameter = own_parameters(module)[key]
+    assert parameter is not None
+    return module, key, parameter
 
 
 def exchange_tokens(nets: Nets, mesh: DeviceMesh) -> None:

@@ -241,7 +241,8 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         if self.ranks_in(TENSOR) > 1:
             cut_layers(job, nets, self.mesh[TENSOR], whole=whole, sequence=self.sequence_parallel)
         if self.ranks_in(EXPERTS) > 1:
-            divide_experts(nets, self.mesh[EXPERTS])
+            cut = self.mesh[TENSOR, EXPERTS] if self.ranks_in(TENSOR) > 1 else None
+            divide_experts(nets, self.mesh[EXPERTS], cut)
         if self.ranks_in(TOKENS) > 1:
             exchange_tokens(nets, self.mesh[TOKENS])
 

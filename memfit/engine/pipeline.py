@@ -37,6 +37,7 @@ from torch.optim import Optimizer
 from memfit.blocks import find_module
 from memfit.engine.collectives import gather
 from memfit.engine.ddp import Ddp
+from memfit.engine.expert_parallel import EXPERTS
 from memfit.engine.fsdp2 import Fsdp2, check_units, reshard, scale_gradients, total_norm, unsharded_gradients
 from memfit.engine.pipeline_cut import STAGES_OF_RANK, cut_into_stages
 from memfit.engine.refusals import check_shared
@@ -102,12 +103,12 @@ class Pipeline(Fsdp2):
     @property
     def data_rank(self) -> int:
         """Its place among the ranks of its stage; those that hold parts of a layer take the same samples."""
-        return self.rank % self._stage_ranks // self.ranks_in(TENSOR)
+        return self.rank % self._stage_ranks // self._same_samples
 
     @property
     def data_world(self) -> int:
         """Ranks of each stage, or groups of them that hold parts of a layer."""
-        return self._stage_ranks // self.ranks_in(TENSOR)
+        return self._stage_ranks // self._same_samples
 
     @property
     def _stage_ranks(self) -> int:
@@ -176,8 +177,8 @@ class Pipeline(Fsdp2):
         if any(p.is_meta for net in nets.values() for p in net.parameters()):
             self._own.of_whole_nets = {name: list(net.modules()) for name, net in nets.items()}
         self._own.forward = StageForward(nets, cut, self.held_stages)
-        if self.ranks_in(TENSOR) > 1:
-            gc.collect()  # experts that are cut hold themselves, also those of other stages
+        if self.ranks_in(TENSOR) > 1 or self.ranks_in(EXPERTS) > 1:
+            gc.collect()  # experts that are cut or divided hold themselves, also those of other stages
 
     def _sharded(self, job: Job, nets: Nets) -> tuple[StageModule, ...]:
         """The modules of each stage that the rank holds, over the ranks that hold the same."""

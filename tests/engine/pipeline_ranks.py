@@ -27,13 +27,13 @@ from tests.engine.zero_ranks import weights, window
 
 ON_TWO_RANKS = "llama, interleaved_zero_bubble"
 """A net of five modules, of which two ranks hold four stages."""
-HEADS, MIXTURE, ADAPTED = "norms of heads", "mixture", "adapted"
+HEADS, MIXTURE, ADAPTED, SHARED = "norms of heads", "mixture", "adapted", "shared expert"
 KINDS = {
     "llama": Words, "stages": Stages, "counted": Counted, "recomputed": Counted, "counted, gpipe": Counted,
     "stages, interleaved_1f1b": Stages, "recomputed, interleaved_1f1b": Counted, "decoded": Decoded,
     ON_TWO_RANKS: Words, "stages, interleaved_zero_bubble": Stages,
     "recomputed, interleaved_zero_bubble": Counted, HEADS: Normed, MIXTURE: CUT_EXPERTS[MIXTURE],
-    ADAPTED: Adapted, "gated": Gated, "head only": HeadOnly, **encoder_jobs.STAGED,
+    SHARED: CUT_EXPERTS[SHARED], ADAPTED: Adapted, "gated": Gated, "head only": HeadOnly, **encoder_jobs.STAGED,
 }  # fmt: skip
 STEPS = {name: {"schedule": schedule} if (schedule := name.partition(", ")[2]) else {} for name in KINDS}
 NAMED = "decoded, named"
@@ -50,6 +50,9 @@ ranks with samples of their own, one has another shape between two of the same, 
 STATES = "states"
 BOTH, COPIED, CUT = "pp=2,dp_shard=2", "pp=2,dp_replicate=2", "pp=2,tp=2"
 HYBRID, ALL = "pp=2,dp_replicate=2,dp_shard=2", "pp=2,dp_shard=2,tp=2"
+EVERY, DIVIDED, DIVIDED_BOTH = "pp=2,dp_replicate=2,dp_shard=2,tp=2", "pp=2,ep=2", "pp=2,dp_shard=2,ep=2"
+DIVIDED_TOO = ("tp=2,ep=2", "dp_shard=2,tp=2,ep=2", "dp_replicate=2,dp_shard=2,ep=2")
+"""Beside stages: meshes of 8 and 16 ranks."""
 MESHES = {2: ("pp=2", "dp_shard=2", "tp=2"), 4: (BOTH, COPIED, CUT, "dp_shard=4", "dp_shard=2,tp=2")}
 """Meshes of two and of four ranks that go on with what another one wrote."""
 

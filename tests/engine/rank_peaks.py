@@ -188,6 +188,12 @@ SHARDED_CUT_EXPERT_CASES = [
     EngineCase("mixture", "fsdp2", 1, {}, {}, BOTH),
     EngineCase("shared expert", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, BOTH),
 ]
+CUT_DIVIDED = MeshShape(tp=2, ep=2)
+CUT_DIVIDED_CASES = [
+    EngineCase("mixture", "fsdp2", 2, {}, {}, CUT_DIVIDED),
+    EngineCase("shared expert", "fsdp2", 1, BF16, {}, CUT_DIVIDED),
+    EngineCase("normed mixture", "fsdp2", 1, {}, {}, CUT_DIVIDED),
+]
 SHARDED_EXPERT_CASES = [
     EngineCase("mixture", "fsdp2", 1, {}, {}, DIVIDED_BOTH),
     EngineCase("shared expert", "fsdp2", 2, BF16, {"half_gather": True}, DIVIDED_BOTH),
@@ -277,10 +283,15 @@ CUT_STAGE_CASES = [
     EngineCase("norms of heads", "fsdp2", 4, {}, {}, CUT_STAGES),
     EngineCase("mixture", "fsdp2", 2, {}, {}, CUT_STAGES),
 ]
+DIVIDED_STAGES = MeshShape(pp=2, ep=2)
+DIVIDED_STAGE_CASES = [
+    EngineCase("mixture", "fsdp2", 4, {}, {}, DIVIDED_STAGES),
+    EngineCase("shared expert", "fsdp2", 3, BF16, {"schedule": "gpipe"}, DIVIDED_STAGES),
+]
 EVERY_CASE = [
     *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *ZERO_BUBBLE_CASES,
     *DECODER_CASES, *PLANNED_STAGE_CASES, *ENCODER_CASES, *SHARDED_ENCODER_CASES,
-    *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *CUT_STAGE_CASES,
+    *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *CUT_STAGE_CASES, *DIVIDED_STAGE_CASES, *CUT_DIVIDED_CASES,
     *EXPERT_CASES, *SHARDED_EXPERT_CASES, *SENT_CASES, *SHARDED_SENT_CASES, *CUT_EXPERT_CASES,
     *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES, *CONTEXT_CASES, *SHARDED_CONTEXT_CASES,
 ]  # fmt: skip

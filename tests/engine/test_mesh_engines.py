@@ -15,6 +15,9 @@ from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.mesh_ranks import (
     ALL,
     BOTH,
+    CUT_DIVIDED,
+    CUT_DIVIDED_ALL,
+    CUT_DIVIDED_BOTH,
     DIVIDED,
     DIVIDED_ALL,
     DIVIDED_BOTH,
@@ -105,7 +108,7 @@ def test_nets_whose_experts_are_divided_take_the_steps_of_one_rank(tmp_path, mes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [TENSOR, BOTH])
+@pytest.mark.parametrize("mesh", [TENSOR, BOTH, CUT_DIVIDED, CUT_DIVIDED_BOTH, CUT_DIVIDED_ALL])
 def test_nets_whose_experts_are_cut_take_the_steps_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, *CUT)
     for case in CUT:

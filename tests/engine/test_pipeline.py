@@ -145,16 +145,13 @@ def test_a_card_is_simulated_like_the_cpu():
     assert _train_peak(traced(Stages(), 0, device="h100", micro_batches=3)) > 0
 
 
-def test_stages_are_carried_with_two_other_dimensions_at_most_and_not_with_experts_that_are_divided():
-    others = ("dp_shard=2", "dp_replicate=2", "tp=2", "dp_replicate=2,dp_shard=2", "dp_shard=2,tp=2")
+def test_stages_are_carried_with_other_dimensions():
+    sharded = ("dp_replicate=2,dp_shard=2", "dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2,tp=2", "dp_shard=2,ep=2")
+    others = ("dp_shard=2", "dp_replicate=2", "tp=2", "ep=2", *sharded)
     for mesh in ("pp=2", *(f"pp=2,{other}" for other in others)):
         assert engine_of(parse_mesh(mesh)) == "fsdp2"
-    with pytest.raises(InputError, match="not carried together with ep; write pp with dp_replicate, dp_shard or tp"):
-        engine_of(parse_mesh("pp=2,ep=2"))
     with pytest.raises(InputError, match="replicas of layers that are cut are carried only where they are sharded too"):
         engine_of(parse_mesh("pp=2,dp_replicate=2,tp=2"))
-    with pytest.raises(InputError, match="have no replicas beside that; write pp=2,dp_shard=4,tp=2"):
-        engine_of(parse_mesh("pp=2,dp_replicate=2,dp_shard=2,tp=2"))
 
 
 def test_ranks_that_hold_parts_of_a_layer_hold_them_of_one_stage():

@@ -21,12 +21,18 @@ from tests.engine.pipeline_ranks import (
     BOTH,
     COPIED,
     CUT,
+    DIVIDED,
+    DIVIDED_BOTH,
+    DIVIDED_TOO,
+    EVERY,
     HALF,
     HALF_GATHERED,
     HYBRID,
     MESHES,
+    MIXTURE,
     NAMED,
     ON_TWO_RANKS,
+    SHARED,
     SIZES,
     STATES,
     STEPS,
@@ -49,8 +55,8 @@ BF16_UNIT = 2**-8
 
 WITHOUT_ADAPTERS = [case for case in STEPS if case != ADAPTED]
 """Adapters lie in layers alone, of which there are two, and are not cut."""
-TO_BE_CUT = [case for case in WITHOUT_ADAPTERS if case not in ("decoder of words", "head only")]
-"""Without nets that ``tp`` does not cut."""
+TO_BE_CUT = [case for case in WITHOUT_ADAPTERS if case != "head only"]
+"""Without the net that ``tp`` does not cut."""
 ON_THREE = [case for case in WITHOUT_ADAPTERS if case not in (NAMED, ON_TWO_RANKS)]
 
 
@@ -61,7 +67,11 @@ ON_THREE = [case for case in WITHOUT_ADAPTERS if case not in (NAMED, ON_TWO_RANK
      pytest.param(BOTH, [*STEPS], marks=pytest.mark.slow), pytest.param(COPIED, [*STEPS], marks=pytest.mark.slow),
      pytest.param(CUT, TO_BE_CUT, marks=pytest.mark.slow),
      pytest.param(HYBRID, ["llama", "recomputed"], marks=pytest.mark.slow),
-     pytest.param(ALL, ["llama", "recomputed"], marks=pytest.mark.slow)],
+     pytest.param(ALL, ["llama", "recomputed"], marks=pytest.mark.slow),
+     pytest.param(DIVIDED, [MIXTURE, SHARED], marks=pytest.mark.slow),
+     pytest.param(DIVIDED_BOTH, [MIXTURE], marks=pytest.mark.slow),
+     *(pytest.param(f"pp=2,{other}", [MIXTURE], marks=pytest.mark.slow) for other in DIVIDED_TOO),
+     pytest.param(EVERY, ["llama"], marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_stages_take_the_steps_of_one_rank(tmp_path, mesh, cases):
     gave = ranks(tmp_path, mesh, *cases)

@@ -26,9 +26,11 @@ from tests.engine.rank_peaks import (
     CASES,
     CONTEXT_CASES,
     COPIED_STAGE_CASES,
+    CUT_DIVIDED_CASES,
     CUT_EXPERT_CASES,
     CUT_STAGE_CASES,
     DECODER_CASES,
+    DIVIDED_STAGE_CASES,
     ENCODER_CASES,
     EXPERT_CASES,
     MESH_CASES,
@@ -129,8 +131,24 @@ def test_every_rank_of_nets_that_are_cut(cases, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cases",
-    [EXPERT_CASES, SHARDED_EXPERT_CASES, SENT_CASES, SHARDED_SENT_CASES, CUT_EXPERT_CASES, SHARDED_CUT_EXPERT_CASES],
-    ids=["divided", "divided and sharded", "tokens sent", "tokens sent and sharded", "cut", "cut and sharded"],
+    [
+        EXPERT_CASES,
+        SHARDED_EXPERT_CASES,
+        SENT_CASES,
+        SHARDED_SENT_CASES,
+        CUT_EXPERT_CASES,
+        SHARDED_CUT_EXPERT_CASES,
+        CUT_DIVIDED_CASES,
+    ],
+    ids=[
+        "divided",
+        "divided and sharded",
+        "tokens sent",
+        "tokens sent and sharded",
+        "cut",
+        "cut and sharded",
+        "cut and divided",
+    ],
 )
 def test_every_rank_of_nets_whose_experts_are_divided_or_cut(cases, tmp_path):
     compared = compare(cases, cases[0].mesh.world, tmp_path)
@@ -199,7 +217,9 @@ def test_every_stage_of_a_net_with_a_decoder_at_the_end_wherever_it_is_cut(tmp_p
 @pytest.mark.slow
 @pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
 @pytest.mark.parametrize(
-    "cases", [SHARDED_STAGE_CASES, COPIED_STAGE_CASES, CUT_STAGE_CASES], ids=["sharded", "replicas", "cut"]
+    "cases",
+    [SHARDED_STAGE_CASES, COPIED_STAGE_CASES, CUT_STAGE_CASES, DIVIDED_STAGE_CASES],
+    ids=["sharded", "replicas", "cut", "divided"],
 )
 def test_every_rank_of_stages_that_are_sharded_or_cut_or_have_replicas(cases, tmp_path):
     compared = compare(cases, 4, tmp_path)

@@ -1,7 +1,7 @@
 """PipelineCosts: the modules of a job's pipeline and what they cost, traced on one device when it is asked for.
 
-Where layers are cut (``tp``), the trace is that of one of the ranks that hold parts of a layer, with the time in which
-they wait for each other."""
+Where layers are cut (``tp``) or experts divided (``ep``), the trace is that of one of the ranks that hold parts of
+them, with the time in which they wait for each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from memfit.blocks import find_module
 from memfit.device.hardware.cluster import GroupLink
 from memfit.engine.pipeline_cut import pipeline_modules
 from memfit.engine.stage_bounds import may_be_stage
-from memfit.engine.tensor_parallel import TENSOR
 from memfit.geometry import Geometry
 from memfit.job import Job, Nets, Shape
 from memfit.mesh import MeshShape
@@ -29,7 +28,7 @@ class PipelineCosts:
 
     Args:
         nets: the job's, whole, without their bytes.
-        how: of any rank; the costs are those of one device, or of one rank of ``tp``.
+        how: of any rank; the costs are those of one device, or of one rank of ``tp`` and ``ep``.
         first: the micro-batch with which the job is set up.
         timed: as of ``trace_module_costs``.
     """
@@ -37,17 +36,22 @@ class PipelineCosts:
     def __init__(self, job: Job, nets: Nets, how: Tracing, first: Shape, *, timed: bool = True) -> None:
         self._how, self._first = replace(how, rank=0, mesh=None, engine_choices={}), first
         self._job, self._nets, self._timed = job, nets, timed
-        self._traced_jobs: dict[tuple[int, GroupLink | None], TracedJob] = {}
+        self._traced_jobs: dict[tuple[MeshShape, tuple[tuple[str, GroupLink], ...]], TracedJob] = {}
         self._known: dict[Any, ModuleCosts] = {}
 
-    def _traced_job(self, tensor: int, link: GroupLink | None) -> TracedJob:
-        """The job whole on a rank of so many that hold parts of a layer."""
-        key = (tensor, link)
+    def _traced_job(self, cut: MeshShape, links: Mapping[str, GroupLink]) -> TracedJob:
+        """The job whole on a rank of those that hold parts of a layer, or some of the experts.
+
+        Args:
+            links: what joins the ranks of these dimensions; empty: what they tell each other takes no time.
+        """
+        key = (cut, tuple(links.items()))
         if key not in self._traced_jobs:
-            mesh = MeshShape(tp=tensor) if tensor > 1 else None
-            how = replace(self._how, engine="single" if mesh is None else "fsdp2", world=tensor, mesh=mesh)
-            links = None if link is None else {TENSOR: link, "": link}
-            self._traced_jobs[key] = TracedJob(self._job, how, self._first, links)
+            mesh = cut if cut.world > 1 else None
+            how = replace(self._how, engine="single" if mesh is None else "fsdp2", world=cut.world, mesh=mesh)
+            widest = next(iter(links.values()), None)
+            joined = None if widest is None else {**links, "": widest}
+            self._traced_jobs[key] = TracedJob(self._job, how, self._first, joined)
         return self._traced_jobs[key]
 
     def model(
@@ -68,8 +72,9 @@ class PipelineCosts:
         chain = pipeline_modules(self._job, self._nets, stages, f"pp={mesh.pp}")
         paths = chain.paths
         allowed = may_be_stage([find_module(self._nets, path) for path in paths], chain.joined)
-        link = (links or {}).get(TENSOR) if mesh.tp > 1 else None
-        traced = [self._costs(self._traced_job(mesh.tp, link), paths, shape, modes) for shape in sizes]
+        cut = MeshShape(tp=mesh.tp, ep=mesh.ep)
+        joined = {name: links[name] for name in cut.sizes()} if links else {}
+        traced = [self._costs(self._traced_job(cut, joined), paths, shape, modes) for shape in sizes]
         costs = traced[0].at(units, traced[-1])
         return StageModel(
             paths=paths, costs=costs, stages=stages, allowed=allowed, shards=mesh.dp_shard, schedule=schedule
@@ -77,7 +82,7 @@ class PipelineCosts:
 
     def without_single_items(self, split: list[Geometry], modes: Mapping[str, str]) -> tuple[list[Geometry], str]:
         """As ``memfit.planner.search.candidate_search`` has it."""
-        traced_job = self._traced_job(1, None)
+        traced_job = self._traced_job(MeshShape(), {})
         try:
             return without_single_items(traced_job, split, modes)
         finally:
