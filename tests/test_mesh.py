@@ -56,9 +56,10 @@ def test_the_engine_follows_from_the_mesh():
             engine_of(MeshShape(dp_replicate=4, **cut))
     assert engine_of(MeshShape(tp=2, ep=3)) == engine_of(MeshShape(dp_shard=2, tp=2, ep=3)) == "fsdp2"
     assert engine_of(MeshShape(dp_shard_in_ep=2)) == engine_of(MeshShape(dp_shard=2, dp_shard_in_ep=2)) == "fsdp2"
-    for other in ("pp", "cp", "tp", "ep"):
+    for other in ("pp", "cp", "ep"):
         with pytest.raises(InputError, match=f"send each other tokens are not carried together with {other}"):
             engine_of(MeshShape(dp_shard_in_ep=2, **{other: 2}))
+    assert engine_of(MeshShape(dp_shard_in_ep=2, tp=2)) == "fsdp2"
     assert engine_of(MeshShape(pp=2, ep=2)) == engine_of(MeshShape(pp=2, tp=2, ep=2)) == "fsdp2"
     for engine in ("ddp", "zero3", "single"):
         with pytest.raises(InputError, match=f"--engine {engine} --mesh .* write --engine fsdp2"):

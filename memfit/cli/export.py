@@ -86,6 +86,11 @@ def _check_mesh(plan: Plan, file: str, to: str) -> None:
             "ranks that divide experts share their samples, which those of torchtitan do not",
             "run it with memfit run",
         )
+    elif plan.mesh.get("dp_shard_in_ep", 1) > 1 and plan.mesh.get("tp", 1) > 1:
+        why, write = (
+            "ranks of tp hold parts of each expert, and those of torchtitan whole ones",
+            "run it with memfit run",
+        )
     if why:
         raise InputError(f"plan file {file}: mesh", why, write)
 

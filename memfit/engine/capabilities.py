@@ -81,9 +81,11 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
         InputError: the engine that was asked for does not carry it.
     """
     needed = set(mesh.sizes())
-    for other in sorted(needed & {"pp", "cp", "tp", "ep"}) if "dp_shard_in_ep" in needed else ():
+    for other in sorted(needed & {"pp", "cp", "ep"}) if "dp_shard_in_ep" in needed else ():
         why = f"ranks that send each other tokens are not carried together with {other}"
-        raise InputError(f"--mesh {mesh}", why, "write dp_shard_in_ep with dp_shard and dp_replicate, or leave it out")
+        raise InputError(
+            f"--mesh {mesh}", why, "write dp_shard_in_ep with dp_shard, dp_replicate or tp, or leave it out"
+        )
     if "dp_replicate" in needed and needed & {"tp", "ep", "dp_shard_in_ep"} and "dp_shard" not in needed:
         why = "replicas of layers that are cut are carried only where they are sharded too"
         raise InputError(f"--mesh {mesh}", why, f"write dp_shard={mesh.dp_replicate} instead of dp_replicate")

@@ -8,7 +8,8 @@ transformers divides them, by the plan that it has for a net (``ep_plan``), and 
   replicated DTensor. With ``tp``, layers and experts are cut first; a rank has a part of some experts.
 - ``dp_shard_in_ep``, its implementation ``all_to_all``, as torchtitan does: each rank has samples of its own, sends
   each token to the ranks of its experts and gets their outputs back. What is not an expert is sharded over the ranks.
-  How many tokens a rank gets follows from the router; on simulated ranks it gets as many as it sends.
+  How many tokens a rank gets follows from the router; on simulated ranks it gets as many as it sends. With ``tp``,
+  the ranks that hold the same parts send each other the tokens.
 
 Source: ``transformers.distributed.expert_parallel``.
 """
@@ -17,7 +18,8 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -45,8 +47,8 @@ def divide_experts(nets: Nets, mesh: DeviceMesh, cut: DeviceMesh | None = None) 
 
     Args:
         nets: those that are trained, or averages of them.
-        cut: of two dimensions, over the first of which layers and experts are cut already, and whose second one is
-            ``mesh``; None: nothing is cut.
+        cut: of two dimensions: this one, and the one over which layers and experts are cut already; None: nothing is
+            cut.
 
     Raises:
         InputError: no net has experts, or those of a net cannot be divided; names the module.
@@ -55,32 +57,30 @@ def divide_experts(nets: Nets, mesh: DeviceMesh, cut: DeviceMesh | None = None) 
     plans = plans_of(nets, mesh.size())
     for name, net in nets.items():
         if name in plans:
-            placements = _take_local(net, plans[name]) if cut is not None else {}
-            _library(where).apply_expert_parallelism(net, mesh, mesh, plans[name], ep_implementation="all_reduce")
-            if cut is not None:
-                _put_on_both(net, placements, cut)
+            with _over_both(net, plans[name], mesh, cut):
+                _library(where).apply_expert_parallelism(net, mesh, mesh, plans[name], ep_implementation="all_reduce")
         replicate_parameters(net, mesh)
 
 
-def _take_local(net: nn.Module, plan: Mapping[str, str]) -> dict[str, Any]:
-    """Gives modules of experts that are cut their local parts; returns how each parameter is cut, by path."""
+@contextmanager
+def _over_both(net: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh, cut: DeviceMesh | None) -> Iterator[None]:
+    """Inside, modules of experts that are cut have their local parts, which are to be divided over ``mesh``; after it,
+    parameters of which a rank has a part of some are tensors over both dimensions of ``cut``."""
     placements: dict[str, Any] = {}
     for path in (path for path, layout in plan.items() if layout == DIVIDED):
         module, key, parameter = _parameter_at(net, path)
         if isinstance(parameter, DTensor):
             (placements[path],) = parameter.placements
             own_parameters(module)[key] = nn.Parameter(parameter.to_local().detach(), parameter.requires_grad)
-    return placements
-
-
-def _put_on_both(net: nn.Module, placements: Mapping[str, Any], mesh: DeviceMesh) -> None:
-    """Parameters of experts, of which a rank has a part of some, are tensors over both dimensions."""
+    yield
     for path, placement in placements.items():
         module, key, parameter = _parameter_at(net, path)
         assert isinstance(parameter, DTensor)
-        local = parameter.to_local().detach()
-        both = DTensor.from_local(local, mesh, [placement, *parameter.placements], run_check=False)
-        own_parameters(module)[key] = nn.Parameter(both, parameter.requires_grad)
+        assert cut is not None
+        divided_first = (cut.mesh_dim_names or ())[0] == (mesh.mesh_dim_names or ())[0]
+        both = (*parameter.placements, placement) if divided_first else (placement, *parameter.placements)
+        local = DTensor.from_local(parameter.to_local().detach(), cut, both, run_check=False)
+        own_parameters(module)[key] = nn.Parameter(local, parameter.requires_grad)
 
 
 def _parameter_at(net: nn.Module, path: str) -> tuple[nn.Module, str, nn.Parameter]:
@@ -91,12 +91,13 @@ def _parameter_at(net: nn.Module, path: str) -> tuple[nn.Module, str, nn.Paramet
     return module, key, parameter
 
 
-def exchange_tokens(nets: Nets, mesh: DeviceMesh) -> None:
+def exchange_tokens(nets: Nets, mesh: DeviceMesh, cut: DeviceMesh | None = None) -> None:
     """Divides the experts of nets in place over a mesh of one dimension, whose ranks send each other tokens; every rank
     has the same values before. All other parameters stay as they are.
 
     Args:
         nets: those that are trained, or averages of them.
+        cut: as of ``divide_experts``.
 
     Raises:
         InputError: no net has experts, or those of a net cannot be divided; names the module.
@@ -109,7 +110,8 @@ def exchange_tokens(nets: Nets, mesh: DeviceMesh) -> None:
         if fake:
             kinds.register(_BALANCED, _balanced(kinds()["all_to_all"]))
         way = _BALANCED if fake else "all_to_all"
-        library.apply_expert_parallelism(net, mesh, _OneRank(mesh), plan, ep_implementation=way)
+        with _over_both(net, plan, mesh, cut):
+            library.apply_expert_parallelism(net, mesh, _OneRank(mesh), plan, ep_implementation=way)
 
 
 def experts_of(net: nn.Module) -> dict[str, nn.Module]:

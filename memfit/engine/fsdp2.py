@@ -244,7 +244,8 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             cut = self.mesh[TENSOR, EXPERTS] if self.ranks_in(TENSOR) > 1 else None
             divide_experts(nets, self.mesh[EXPERTS], cut)
         if self.ranks_in(TOKENS) > 1:
-            exchange_tokens(nets, self.mesh[TOKENS])
+            cut = self.mesh[TOKENS, TENSOR] if self.ranks_in(TENSOR) > 1 else None
+            exchange_tokens(nets, self.mesh[TOKENS], cut)
 
     def _shard(self, job: Job, net: nn.Module, reshard_after_forward: bool | None = None) -> None:
         every = self.mesh.mesh_dim_names or ()

@@ -60,18 +60,19 @@ single number."""
 DIVIDED, DIVIDED_BOTH, DIVIDED_ALL = "ep=2", "dp_shard=2,ep=2", "dp_replicate=2,dp_shard=2,ep=2"
 CUT_DIVIDED, CUT_DIVIDED_BOTH = "tp=2,ep=2", "dp_shard=2,tp=2,ep=2"
 CUT_DIVIDED_ALL = "dp_replicate=2,dp_shard=2,tp=2,ep=2"
+CUT_SENT, CUT_SENT_BOTH = "dp_shard_in_ep=2,tp=2", "dp_shard=2,dp_shard_in_ep=2,tp=2"
 """Meshes whose ranks have a part of some experts."""
 SENT, SENT_BOTH, SENT_ALL = (f"{more}dp_shard_in_ep=2" for more in ("", "dp_shard=2,", "dp_replicate=2,dp_shard=2,"))
 """Meshes whose ranks send each other tokens."""
 READERS = ("dp_shard=4", HYBRID, BOTH)
 """Meshes of four ranks that go on with what another one wrote."""
 EXPERT_READERS = ("dp_shard=4", "ep=4", DIVIDED_BOTH, SENT_BOTH)
-"""The same for nets with experts; where ``tp`` can cut them, BOTH and CUT_DIVIDED too."""
+"""The same for nets with experts; where ``tp`` can cut them, BOTH, CUT_DIVIDED and CUT_SENT too."""
 
 
 def readers_of(name):
     if name in expert_jobs.CARRIED:
-        return (*EXPERT_READERS, BOTH, CUT_DIVIDED) if name in expert_jobs.CUT else EXPERT_READERS
+        return (*EXPERT_READERS, BOTH, CUT_DIVIDED, CUT_SENT) if name in expert_jobs.CUT else EXPERT_READERS
     return READERS
 
 

@@ -188,8 +188,10 @@ SHARDED_CUT_EXPERT_CASES = [
     EngineCase("mixture", "fsdp2", 1, {}, {}, BOTH),
     EngineCase("shared expert", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, BOTH),
 ]
-CUT_DIVIDED = MeshShape(tp=2, ep=2)
+CUT_DIVIDED, CUT_SENT = MeshShape(tp=2, ep=2), MeshShape(dp_shard_in_ep=2, tp=2)
 CUT_DIVIDED_CASES = [
+    EngineCase("even mixture", "fsdp2", 2, {}, {}, CUT_SENT),
+    EngineCase("even mixture", "fsdp2", 1, BF16, {}, CUT_SENT),
     EngineCase("mixture", "fsdp2", 2, {}, {}, CUT_DIVIDED),
     EngineCase("shared expert", "fsdp2", 1, BF16, {}, CUT_DIVIDED),
     EngineCase("normed mixture", "fsdp2", 1, {}, {}, CUT_DIVIDED),

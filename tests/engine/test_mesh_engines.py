@@ -18,6 +18,8 @@ from tests.engine.mesh_ranks import (
     CUT_DIVIDED,
     CUT_DIVIDED_ALL,
     CUT_DIVIDED_BOTH,
+    CUT_SENT,
+    CUT_SENT_BOTH,
     DIVIDED,
     DIVIDED_ALL,
     DIVIDED_BOTH,
@@ -108,7 +110,9 @@ def test_nets_whose_experts_are_divided_take_the_steps_of_one_rank(tmp_path, mes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [TENSOR, BOTH, CUT_DIVIDED, CUT_DIVIDED_BOTH, CUT_DIVIDED_ALL])
+@pytest.mark.parametrize(
+    "mesh", [TENSOR, BOTH, CUT_DIVIDED, CUT_DIVIDED_BOTH, CUT_DIVIDED_ALL, CUT_SENT, CUT_SENT_BOTH]
+)
 def test_nets_whose_experts_are_cut_take_the_steps_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, *CUT)
     for case in CUT:

@@ -21,7 +21,7 @@ JOBS = f"{ROOT}/tests/engine/expert_jobs.py"
 DIVIDED, BOTH = MeshShape(ep=2), MeshShape(dp_shard=2, ep=2)
 SENT, SENT_BOTH = MeshShape(dp_shard_in_ep=2), MeshShape(dp_shard=2, dp_shard_in_ep=2)
 CUT, CUT_BOTH = MeshShape(tp=2), MeshShape(dp_shard=2, tp=2)
-CUT_DIVIDED, STAGED = MeshShape(tp=2, ep=2), MeshShape(pp=2, ep=2)
+CUT_DIVIDED, STAGED, CUT_SENT = MeshShape(tp=2, ep=2), MeshShape(pp=2, ep=2), MeshShape(dp_shard_in_ep=2, tp=2)
 CASES = [
     *(
         (job, mesh)
@@ -30,9 +30,10 @@ CASES = [
     ),
     *(
         (job, mesh)
-        for mesh in (CUT, CUT_BOTH, CUT_DIVIDED, STAGED)
+        for mesh in (CUT, CUT_BOTH, CUT_DIVIDED, STAGED, CUT_SENT)
         for job in ("Mixture", "SharedExpert", "NormedMixture")
     ),
+    ("Biased", CUT_DIVIDED),
 ]
 
 
@@ -43,7 +44,9 @@ def planned(mesh, file):
     return read_plan(file)
 
 
-@pytest.mark.parametrize("mesh", [DIVIDED, BOTH, SENT, SENT_BOTH, CUT, CUT_BOTH, CUT_DIVIDED, STAGED], ids=str)
+@pytest.mark.parametrize(
+    "mesh", [DIVIDED, BOTH, SENT, SENT_BOTH, CUT, CUT_BOTH, CUT_DIVIDED, STAGED, CUT_SENT], ids=str
+)
 def test_a_run_that_is_killed_goes_on_bit_for_bit(mesh, tmp_path):
     file = tmp_path / "plan.toml"
     plan = planned(mesh, file)
@@ -102,9 +105,14 @@ def test_a_plan_whose_ranks_send_tokens_is_exported_to_torchtitan_alone(tmp_path
     assert "send each other the tokens of experts" in refused.stderr
 
 
-def test_a_plan_whose_ranks_divide_experts_is_not_exported(tmp_path):
-    planned(DIVIDED, tmp_path / "plan.toml")
+@pytest.mark.parametrize(
+    ("mesh", "why"),
+    [(DIVIDED, "share their samples"), (CUT_DIVIDED, "share their samples"), (STAGED, "share their samples"),
+     (CUT_SENT, "ranks of tp hold parts of each expert, and those of torchtitan whole ones")], ids=str,
+)  # fmt: skip
+def test_a_plan_whose_ranks_divide_experts_is_not_exported(mesh, why, tmp_path):
+    planned(mesh, tmp_path / "plan.toml")
     for tool in ("torchrun", "torchtitan"):
         refused = memfit("export", tmp_path / "plan.toml", "--to", tool, "--out", tmp_path / "run.sh")
         assert refused.returncode == 2
-        assert "share their samples" in refused.stderr
+        assert (why if tool == "torchtitan" else "share their samples") in refused.stderr
