@@ -129,7 +129,8 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         return
     values = real_arguments(func, args, kwargs)
     absorbed = _absorbed(func, args, out) if values is None and func in _ABSORBING else None
-    if values is None or part.is_unknown:
+    result = _NOT_COMPUTED if values is None or part.is_unknown else _computed(func, values, outs)
+    if result is _NOT_COMPUTED:
         _assume(func, args, kwargs, out)
         for tensor in changed:
             if isinstance(tensor, FakeTensor):
@@ -146,14 +147,29 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
             _know_gathered(args, out, in_place=part.receives)
         return
     with disable_current_modes():
-        result = func(*values[0], **values[1])
-        if func in _EMPTY:
-            result.zero_()
         memories = _memories(args)
     results = result if isinstance(result, list | tuple) else (result,)
     for produced, known in zip(outs, results, strict=True):
         if isinstance(produced, FakeTensor) and isinstance(known, Tensor):
             produced._memfit_value = _Content(known, memories.get(storage_id_of(known)))  # type: ignore[attr-defined]
+
+
+_NOT_COMPUTED = object()
+"""In place of what an operator gives, which this machine cannot compute."""
+
+
+def _computed(func: Any, values: tuple[Any, Any], outs: Any) -> Any:
+    """What an operator gives of known values; the CPU lacks some kernels of a card, as for histograms of integers."""
+    with disable_current_modes():
+        try:
+            result = func(*values[0], **values[1])
+        except RuntimeError as error:
+            if "not implemented for" not in str(error) or all(out.device.type == "cpu" for out in tensors_in(outs)):
+                raise
+            return _NOT_COMPUTED
+        if func in _EMPTY:
+            result.zero_()
+    return result
 
 
 def _know_gathered(args: Any, out: Any, *, in_place: bool) -> None:

@@ -207,3 +207,15 @@ def test_what_unknown_integers_are_taken_for_is_worked_out_with_one_of_them(devi
         assert sum(size > 1 for size in made) <= 1, "only the view of another type needs all of them"
         assert ((codes[0] + 5) * (torch.arange(256) >= 0).long()).max().item() == 5
         assert ((codes[0] + 5) * torch.arange(256)).max().item() == 0
+
+
+def test_what_a_card_computes_and_the_cpu_does_not_is_not_known():
+    def counted():
+        return torch.histc(torch.arange(6).int(), bins=3, min=0, max=2)
+
+    with virtual_gpu(CardRules()) as virtual, Tracer(virtual).recording(), virtual.device:
+        counts = counted()
+        assert counts.shape == (3,)
+        assert constant_values.value_of(counts) is None
+    with virtual_cpu() as virtual, Tracer(virtual).recording(), virtual.device, pytest.raises(RuntimeError):
+        counted()
