@@ -161,7 +161,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(lazy_parameters())
     stack.enter_context(consolidated_states())
     stack.enter_context(full_histories(running.observations.note))
-    stack.enter_context(fake_parameters(tracer.mode, tracer.made_on_cpu))
+    stack.enter_context(fake_parameters(tracer.mode, tracer.parameter_made))
     stack.enter_context(_addresses())
     if device.is_cuda:
         total = device.memory_bytes or 0

@@ -99,6 +99,7 @@ class StepWatch:
     _shapes: WeakKeyDictionary[nn.Module, tuple[torch.Size, ...]] = field(default_factory=WeakKeyDictionary)
     _in_window: bool = False
     _epoch_ended: bool = False
+    _makes_net: bool = False  # since the phase began
     _window_start: int = 0
     _ended: int = 0
     """Windows that ended, also of optimizers that a later stage of training no longer steps."""
@@ -118,7 +119,7 @@ class StepWatch:
 
     def cut(self, phase: str, start: int, **how: Any) -> None:
         """Begins ``phase`` at event ``start``, or after the frees that directly follow."""
-        start, kinds = max(start, self.cuts[-1].start), self.tracer.kind
+        start, kinds, self._makes_net = max(start, self.cuts[-1].start), self.tracer.kind, False
         while start < len(kinds) and kinds[start] == FREE:
             start += 1
         after_early = self.in_last_turn or self._ended in self.early_windows
@@ -148,9 +149,13 @@ class StepWatch:
         self.early_windows.add(self._ended)
 
     def after_operator(self) -> None:
-        """Called after each operator: validation goes on as long as gradients are off."""
-        if self.phase == "validate" and not torch.is_grad_enabled():
+        """Called after each operator: validation goes on as long as gradients are off, and no net is made."""
+        if self.phase == "validate" and not torch.is_grad_enabled() and not self._makes_net:
             self.last = len(self.tracer.kind)
+
+    def net_made(self) -> None:
+        """Notes a new parameter: a validation is over, and a training of another net begins."""
+        self._makes_net = self.depth == 0
 
     def end_updates(self) -> None:
         """Ends a step that the script made without an optimizer of torch, where one was seen."""

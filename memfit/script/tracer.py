@@ -89,9 +89,16 @@ class ScriptTracer(Tracer):
             super().event(kind, storage, row)
 
     def made_on_cpu(self, tensor: FakeTensor) -> None:
-        """Notes a tensor that no operator made: a parameter of a real tensor, which is fake from now on, or one that
-        was read from a file. On the CPU its bytes count."""
+        """Notes a tensor that no operator made: one that was read from a file. On the CPU its bytes count."""
         if self.device_type == "cpu" and not self._is_quiet:
+            self.see(tensor, self.last_row)
+
+    def parameter_made(self, tensor: FakeTensor, real: Tensor) -> None:
+        """Notes a parameter of a real tensor, which is fake from now on. On the CPU, its memory is the real one's."""
+        if self._is_quiet:
+            return
+        self.watch.net_made()
+        if self.device_type == "cpu" and not self.share(tensor, real):
             self.see(tensor, self.last_row)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

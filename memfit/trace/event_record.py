@@ -59,6 +59,8 @@ class EventRecord:
         self._ids: dict[int, int] = {}
         self._keys: dict[int, int] = {}
         self._refs: dict[weakref.ref[Any], int] = {}
+        self._shared: dict[int, dict[weakref.ref[Any] | None, int]] = {}
+        """Of memory that several storages stand for, the key of each by its reference; that of the first by None."""
 
     @property
     def last_row(self) -> int:
@@ -125,10 +127,34 @@ class EventRecord:
         self.operator.append(row)
         return True
 
+    def share(self, tensor: Tensor, other: Tensor) -> bool:
+        """Lets the storage of ``tensor`` stand for that of ``other``, whose memory is freed when both are gone.
+
+        Returns:
+            Whether the storage of ``other`` was recorded.
+        """
+        i = self.number_of(other)
+        if i is None:
+            return False
+        storage = tensor.untyped_storage()
+        key, ref = storage_id(storage), weakref.ref(storage, self._gone)
+        self._shared.setdefault(i, {None: self._keys[i]})[ref] = key
+        self._ids[key] = self._refs[ref] = i
+        return True
+
     def _gone(self, ref: weakref.ref[Any]) -> None:
         i = self._refs.pop(ref)
-        del self._ids[self._keys.pop(i)]
-        self.event(FREE, i)
+        others = self._shared.get(i)
+        if others is None:
+            del self._ids[self._keys.pop(i)]
+            self.event(FREE, i)
+            return
+        del self._ids[others.pop(ref if ref in others else None)]
+        if others:
+            self._keys[i] = next(iter(others.values()))
+        else:
+            del self._shared[i], self._keys[i]
+            self.event(FREE, i)
 
     def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """Records a storage whose size changes as two: the old one is freed, and one of the new size is allocated."""
@@ -140,6 +166,8 @@ class EventRecord:
         self.event(ALLOCATE, new)
         self._ids[storage_id(storage)] = new
         self._keys[new] = self._keys.pop(old)
+        if old in self._shared:
+            self._shared[new] = self._shared.pop(old)
         for ref, i in self._refs.items():
             if i == old:
                 self._refs[ref] = new

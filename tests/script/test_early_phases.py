@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from memfit.script.outcome import NO_LATER_SAVE
+from memfit.trace.self_test import live_peaks
 from tests.script.script_trace import trace_here
 
 CACHED = """
@@ -120,3 +123,38 @@ def test_an_optimizer_that_another_steps_for_is_not_missed(tmp_path: Path) -> No
     outcome = trace_here(tmp_path, WRAPPED)
     assert outcome.error is None
     assert not [line for line in outcome.not_seen if "never stepped" in line]
+
+
+FOLDS = """
+import torch
+from torch import nn
+
+x, y = torch.randn(96, 64), torch.randint(2, (96,))
+for fold in range(3):
+    net = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 2))
+    optimizer = torch.optim.Adam(net.parameters())
+    for start in range(0, 64, 16):
+        nn.functional.cross_entropy(net(x[start : start + 16]), y[start : start + 16]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        net(x[64:]).argmax(1)
+"""
+WEIGHTS = (64 * 1024 + 1024 + 2 * 1024 + 2) * 4
+
+
+def test_the_net_of_the_next_fold_is_no_part_of_a_validation(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, FOLDS, device="cpu", memory_bytes=8 << 30, batches=1000)
+    assert outcome.error is None, outcome.error.text
+    assert outcome.bare is not None
+    peaks = live_peaks(outcome.bare)
+    data, hidden = 96 * 64 * 4 + 96 * 8, 32 * 1024 * 4
+    assert peaks["validate"] == pytest.approx(3 * WEIGHTS + data + 2 * hidden, rel=0.01)
+
+
+def test_a_parameter_is_the_memory_of_the_tensor_that_it_is_made_of(tmp_path: Path) -> None:
+    text = "import torch\nnet = torch.nn.Linear(1024, 512)\n" + FOLDS.replace("range(3)", "range(1)")
+    outcome = trace_here(tmp_path, text, device="cpu", memory_bytes=8 << 30, batches=1000)
+    assert outcome.error is None, outcome.error.text
+    assert outcome.bare is not None
+    assert live_peaks(outcome.bare)["setup"] < 1.1 * (1024 * 512 * 4 + WEIGHTS)

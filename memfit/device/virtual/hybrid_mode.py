@@ -228,19 +228,21 @@ def real_parameters() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def fake_parameters(mode: HybridMode, made: Callable[[FakeTensor], None] = lambda tensor: None) -> Iterator[None]:
+def fake_parameters(
+    mode: HybridMode, made: Callable[[FakeTensor, Tensor], None] = lambda tensor, real: None
+) -> Iterator[None]:
     """A context in which ``nn.Parameter`` of a real CPU tensor is fake: a net costs host memory for one tensor at a
     time.
 
     Args:
-        made: called with what stands for the parameter's storage.
+        made: called with what stands for the parameter's storage, and with the real tensor that has it.
     """
     make = nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         if not _keeps_real and type(data) in _PLAIN and data.device.type == "cpu":
-            data = mode.fake_like(data)
-            made(data)
+            real, data = data, mode.fake_like(data)
+            made(data, real)
         return make(cls, data, requires_grad)
 
     with replaced(nn.Parameter, __new__=staticmethod(new)):
