@@ -44,6 +44,7 @@ class LargestBatch:
         verified: whether the script was traced at that size, and did not fit at the next one.
         sizes: the sizes that were traced.
         reason: why there is no number, or why it was not traced itself; empty otherwise.
+        traced: whether the script was traced at that size, and fits.
         too_large: where sizes between were not traced, the smallest that was traced and does not fit; else 0.
         assumes: what batches were made of, where not of what the script's samplers give.
     """
@@ -54,6 +55,7 @@ class LargestBatch:
     sizes: tuple[int, ...]
     process_bytes: int | None = None
     reason: str = ""
+    traced: bool = False
     too_large: int = 0
     assumes: str = ""
 
@@ -116,16 +118,25 @@ def _scanned(request: TraceRequest, device: Device, sizes: Sequence[int]) -> tup
     base = outcomes[0]
 
     def answer(
-        batch: int | None, *, verified: bool = False, nbytes: int | None = None, reason: str = "", too_large: int = 0
+        batch: int | None,
+        *,
+        verified: bool = False,
+        nbytes: int | None = None,
+        reason: str = "",
+        too_large: int = 0,
+        traced: bool = False,
     ) -> BatchScan:
         largest = LargestBatch(
             batch=batch, card=name, verified=verified, sizes=tuple(sizes), process_bytes=nbytes, reason=reason,
-            too_large=too_large,
+            too_large=too_large, traced=traced or verified,
         )  # fmt: skip
         return BatchScan(outcome=base, largest=largest)
 
     if failed is not None:
-        return answer(None, reason=f"a size was not traced to two complete steps ({failed.ended})"), False
+        size = sizes[outcomes.index(failed)]
+        why = failed.error.summary if failed.error is not None else failed.ended
+        write = "memfit trace --batch 2,4,8 traces other sizes"
+        return answer(None, reason=f"a batch of {size} was not traced to two complete steps ({why}); {write}"), False
     traces = [_of(outcome) for outcome in outcomes]
     problem = different_events(traces, sizes)
     if problem:
@@ -157,28 +168,31 @@ def _verified(request: TraceRequest, best: int, grown: _Family, answer: Callable
             break
         if fits:
             fitting, nbytes = size, process_bytes
+            if size >= MOST:
+                break
         else:
             too_large = size
-        if fitting + 1 == too_large:
+        if fitting and fitting + 1 == too_large:
             return answer(fitting, verified=True, nbytes=nbytes)
-        size = _next_size(fitting, too_large, grown.share(process_bytes))
+        size = _next_size(best, fitting, too_large, grown.share(process_bytes))
         if size < 1:
             return answer(None, reason=f"a batch of {too_large} does not fit")
     if fitting:
-        return answer(fitting, nbytes=nbytes, too_large=too_large)
+        return answer(fitting, nbytes=nbytes, too_large=too_large, traced=True)
     return answer(None, reason=f"it was computed to be {best}, and where it was traced, {too_large} does not fit")
 
 
-def _next_size(fitting: int, too_large: int, share: float) -> int:
+def _next_size(computed: int, fitting: int, too_large: int, share: float) -> int:
     """The size to trace next.
 
     Args:
+        computed: the size that was traced first.
         fitting: the largest that fits, of those that were traced; 0 where none did.
         too_large: the smallest that does not; 0 where all did.
         share: of what the last trace needed, the part that the card has.
     """
     if not too_large:
-        return fitting + 1
+        return fitting + max(1, fitting - computed)
     return (fitting + too_large) // 2 if fitting else min(too_large - 1, int(too_large * share))
 
 

@@ -57,6 +57,12 @@ def script_error(error: BaseException, tracer: ScriptTracer) -> ScriptError:
     if _ONE_CARD.search(str(error)):
         hint = "a trace has one card for each rank: write --world N where the script starts N of them"
         return ScriptError(text=text, summary=summary, hint=hint)
+    if isinstance(error, EOFError) and "reading a line" in str(error):
+        hint = "a trace has no input; let the script take the answer from an argument"
+        return ScriptError(text=text, summary=summary, hint=hint)
+    if isinstance(error, FileNotFoundError) and error.filename:
+        hint = "run it in the folder where the script finds that file, or put a small one of the same form there"
+        return ScriptError(text=text, summary=summary, hint=hint)
     of_shapes = isinstance(error, ValueError | RuntimeError | IndexError)
     return ScriptError(text=text, summary=summary, hint=tracer.virtual.assumptions.latest if of_shapes else "")
 

@@ -176,8 +176,9 @@ def largest_batch(scan: BatchScan) -> str:
     if largest.batch is None:
         return f"No largest batch on {largest.card}: {largest.reason}."
     unchecked = f"computed; {largest.reason or 'not traced at that size'}"
-    if largest.too_large:
-        unchecked = f"traced at that size; {largest.too_large} does not fit"
+    if largest.traced:
+        larger = f"{largest.too_large} does not fit" if largest.too_large else "larger ones were not tried"
+        unchecked = f"traced at that size; {larger}"
     checked = "traced at that size, and the next one does not fit" if largest.verified else unchecked
     assumes = f"; {largest.assumes}" if largest.assumes else ""
     return f"Largest batch on {largest.card}: {largest.batch} ({checked}{assumes})."

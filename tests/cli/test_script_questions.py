@@ -136,6 +136,11 @@ FAILURES = {
     ),
     "a fault of the script": ("1 / 0\n", "correct the script"),
     "a card": (ON_CARD, "name a card: --device rtx4090"),
+    "a question": ("input('epochs? ')\n", "a trace has no input; let the script take the answer from an argument"),
+    "a file": (
+        "open('data/train.jsonl')\n",
+        "run it in the folder where the script finds that file, or put a small one of the same form there",
+    ),
 }
 
 

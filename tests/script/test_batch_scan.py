@@ -10,7 +10,7 @@ import pytest
 from memfit.events import Trace
 from memfit.script import batch_scan
 from memfit.script.batch_scan import BatchScan, LargestBatch, different_events, fitted
-from memfit.script.outcome import ScriptOutcome, TraceRequest
+from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.show.script_table import largest_batch
 
 SIZES = (2, 3, 5)
@@ -72,3 +72,42 @@ def test_a_largest_batch_that_could_not_be_traced_says_why(monkeypatch: pytest.M
     assert said == (
         "Largest batch on rtx4090: 1824 (computed; 0 complete steps ran at that size: the script ended)."
     )  # fmt: skip
+
+
+def checked(monkeypatch: pytest.MonkeyPatch, fits, best: int) -> LargestBatch:
+    """The largest batch after the computed one was traced, where sizes fit as ``fits`` says."""
+    sizes: list[int] = []
+    monkeypatch.setattr(batch_scan, "at_size", lambda request, size: size)
+    monkeypatch.setattr(batch_scan, "_traced", lambda size: (sizes.append(size) or fits(size), 100 * size, ""))
+    grown = cast(batch_scan._Family, SimpleNamespace(share=lambda nbytes: 1000 / nbytes, process_bytes=lambda size: 0))
+
+    def answer(batch, **named) -> BatchScan:
+        verified = named.pop("verified", False)
+        made = LargestBatch(
+            batch=batch, card="t4", sizes=SIZES, process_bytes=named.pop("nbytes", None), verified=verified,
+            **{"traced": verified} | named,
+        )  # fmt: skip
+        return BatchScan(outcome=cast(ScriptOutcome, None), largest=made)
+
+    request = TraceRequest(command=ScriptCommand(target="train.py"), device="t4")
+    return batch_scan._verified(request, best, grown, answer).largest
+
+
+@pytest.mark.parametrize("best", [9, 10, 11, 13, 40])
+def test_a_computed_size_is_corrected_by_traces(monkeypatch: pytest.MonkeyPatch, best: int) -> None:
+    largest = checked(monkeypatch, lambda size: size <= 10, best)
+    assert (largest.batch, largest.verified) == (10, True)
+
+
+def test_where_no_traced_size_fits_no_computed_one_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = checked(monkeypatch, lambda size: False, 3)
+    assert largest.batch is None
+    assert largest.reason == "a batch of 1 does not fit"
+
+
+def test_no_size_past_the_largest_that_is_tried_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_scan, "MOST", 16)
+    largest = checked(monkeypatch, lambda size: True, 16)
+    assert (largest.batch, largest.traced, largest.verified) == (16, True, False)
+    said = largest_batch(BatchScan(outcome=cast(ScriptOutcome, None), largest=largest))
+    assert said == "Largest batch on t4: 16 (traced at that size; larger ones were not tried)."

@@ -143,7 +143,7 @@ def test_a_data_set_with_an_order_of_its_own_stays() -> None:
 
 @pytest.mark.parametrize(
     ("fitting", "too_large", "share", "size"),
-    [(8, 0, 1.0, 9), (0, 9, 0.999, 8), (0, 100, 0.5, 50), (40, 50, 1.0, 45), (0, 1, 0.5, 0)],
+    [(8, 0, 1.0, 9), (10, 0, 1.0, 12), (0, 9, 0.999, 8), (0, 100, 0.5, 50), (40, 50, 1.0, 45), (0, 1, 0.5, 0)],
 )
 def test_the_next_size_comes_nearer_to_the_largest(fitting, too_large, share, size) -> None:
-    assert _next_size(fitting, too_large, share) == size
+    assert _next_size(8, fitting, too_large, share) == size
