@@ -64,7 +64,8 @@ def _may_need_less(request: TraceRequest, outcome: ScriptOutcome) -> bool:
 
 def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> ScriptOutcome:
     """Traces a script in a process of its own. If it fails after a pass that does not train was cut short, traces it
-    again without: the script may have missed what it collects there.
+    again without: the script may have missed what it collects there. If it ends after fewer iterations of LBFGS than
+    its history holds, traces it again with as many as it makes.
 
     Args:
         output: where the script's output goes; None: standard error.
@@ -73,10 +74,12 @@ def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> Scr
         InputError: this machine offers no sandbox, or the traced process was killed.
     """
     outcome = _trace_once(request, output)
+    rest = max(request.limit_seconds - outcome.seconds, _LEAST_SECONDS)
+    if outcome.lbfgs_iterations and request.lbfgs_iterations is None:
+        return _trace_once(replace(request, lbfgs_iterations=outcome.lbfgs_iterations, limit_seconds=rest), output)
     failed = outcome.error is not None and not outcome.error.out_of_memory
     if not (failed and outcome.passes_cut and request.batches is None):
         return outcome
-    rest = max(request.limit_seconds - outcome.seconds, _LEAST_SECONDS)
     whole = _trace_once(replace(request, whole_passes=True, limit_seconds=rest), output)
     return whole if whole.windows >= outcome.windows and (whole.windows or whole.error) else outcome
 

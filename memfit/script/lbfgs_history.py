@@ -2,7 +2,8 @@
 
 The history gets a direction and a step with each iteration whose curvature is positive, until it has ``history_size``
 of both; then the oldest go. A trace has no curvature, and does few iterations. What a long run keeps is therefore put
-there before the first step.
+there before the first step. A run whose steps were all seen, and make fewer iterations, is traced once more with as
+many as they make at most.
 """
 
 from __future__ import annotations
@@ -18,33 +19,51 @@ from torch.optim import LBFGS
 from memfit.device.virtual.patching import replaced
 
 
-@contextmanager
-def full_histories(note: Callable[[str], None]) -> Iterator[None]:
-    """Context in which every LBFGS begins its first step with a full history.
+class Histories:
+    """The histories of a script's LBFGS optimizers.
 
     Args:
-        note: is told how many vectors that is.
+        note: is told how many vectors a history has.
+        most: iterations that the run makes at most; None: as many as fill a history.
     """
-    step = LBFGS.step
 
-    @wraps(step)
-    def step_with_history(self: LBFGS, closure: Any) -> Any:
-        state = self.state[self._params[0]]
-        if "old_dirs" not in state:
-            state.update(_history(self))
-            count = len(state["old_dirs"])
-            note(
-                f"the history of torch.optim.LBFGS was taken to be full, with {count} directions and {count} steps; "
-                "a run of fewer iterations needs less"
-            )
-        return step(self, closure)
+    def __init__(self, note: Callable[[str], None], most: int | None) -> None:
+        self._note, self._most = note, most
+        self._iterations = 0
+        self._largest = 0
 
-    with replaced(LBFGS, step=step_with_history):
-        yield
+    @property
+    def iterations(self) -> int | None:
+        """Iterations that the steps make at most, where these do not fill a history; None where they do."""
+        return self._iterations if self._iterations < self._largest else None
+
+    @contextmanager
+    def filled(self) -> Iterator[None]:
+        """Context in which every LBFGS begins its first step with a history."""
+        step = LBFGS.step
+
+        @wraps(step)
+        def step_with_history(optimizer: LBFGS, closure: Any) -> Any:
+            size = optimizer.param_groups[0]["history_size"]
+            self._iterations += optimizer.param_groups[0]["max_iter"]
+            self._largest = max(self._largest, size)
+            state = optimizer.state[optimizer._params[0]]
+            if "old_dirs" not in state:
+                count = size if self._most is None else min(size, self._most)
+                state.update(_history(optimizer, count))
+                taken = "full, with" if count == size else "as long as its steps can make it, with"
+                self._note(
+                    f"the history of torch.optim.LBFGS was taken to be {taken} {count} directions and {count} steps; "
+                    "a run of fewer iterations needs less"
+                )
+            return step(optimizer, closure)
+
+        with replaced(LBFGS, step=step_with_history):
+            yield
 
 
-def _history(optimizer: LBFGS) -> dict[str, Any]:
-    """What an LBFGS of torch keeps after ``history_size`` iterations: vectors of as many numbers as it learns."""
+def _history(optimizer: LBFGS, length: int) -> dict[str, Any]:
+    """What an LBFGS of torch keeps after ``length`` iterations: vectors of as many numbers as it learns."""
     parameters, group = optimizer._params, optimizer.param_groups[0]
     count = sum(parameter.numel() for parameter in parameters)
     dtype = parameters[0].dtype
@@ -55,7 +74,7 @@ def _history(optimizer: LBFGS) -> dict[str, Any]:
         return torch.zeros(count, dtype=dtype, device=parameters[0].device)
 
     def vectors() -> list[torch.Tensor]:
-        return [vector() for _ in range(group["history_size"])]
+        return [vector() for _ in range(length)]
 
     with torch.no_grad():
         return {
@@ -65,7 +84,7 @@ def _history(optimizer: LBFGS) -> dict[str, Any]:
             "t": group["lr"],
             "old_dirs": vectors(),
             "old_stps": vectors(),
-            "ro": [torch.zeros((), dtype=dtype, device=parameters[0].device) for _ in range(group["history_size"])],
+            "ro": [torch.zeros((), dtype=dtype, device=parameters[0].device) for _ in range(length)],
             "H_diag": 1,
             "prev_flat_grad": vector(),
             "prev_loss": 0.0,

@@ -43,6 +43,7 @@ class ShortPasses:
         whole: whether a pass that does not train goes on to its end.
         backwards: returns the number of backwards so far.
         on_cut: called where a pass that does not train is cut short.
+        on_training_cut: called where a pass that trains is.
         longest: makes batches of the longest samples; None: batches are those of the samplers.
     """
 
@@ -51,6 +52,7 @@ class ShortPasses:
     backwards: Callable[[], int]
     whole: bool = False
     on_cut: Callable[[], None] = lambda: None
+    on_training_cut: Callable[[], None] = lambda: None
     longest: LongestSamples | None = None
 
 
@@ -71,6 +73,7 @@ class ShortIterator:
         enough = not trains or self._watch.windows - self._windows >= LEAST_WINDOWS or self._watch.windows > 4
         is_cut = self._served >= self._most and enough and not self._goes_on()
         if is_cut and trains:
+            self._passes.on_training_cut()
             self._end(trains)
         if is_cut and not self._passes.whole:
             self._passes.on_cut()

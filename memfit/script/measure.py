@@ -21,6 +21,7 @@ from memfit.script.outcome import (
     NO_LATER_SAVE,
     NO_SAVE,
     NO_VALIDATION,
+    SCRIPT_ENDED,
     AssumedAnswer,
     CardVerdict,
     LineUse,
@@ -88,6 +89,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         not_seen=_not_seen(running, bare, error),
         failed_attempts=len(watch.failures),
         handler=watch.handler,
+        lbfgs_iterations=_lbfgs_iterations(running, ended, error),
         passes_cut=watch.passes_cut,
         error=error,
         sandboxed=not running.request.unsafe_writes,
@@ -97,6 +99,13 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         row_lines=tuple(tracer.row_lines),
         facts=tuple(sorted(running.facts - {"cudnn_attention_first"})),
     )
+
+
+def _lbfgs_iterations(running: Running, ended: str, error: ScriptError | None) -> int | None:
+    """Iterations of LBFGS at most, where all of the training ran and they do not fill its history."""
+    histories = running.observations.histories
+    is_whole = ended == SCRIPT_ENDED and error is None and not running.observations.training_cut
+    return histories.iterations if histories is not None and is_whole else None
 
 
 def _name_buffers_of_engines(tracer: ScriptTracer) -> None:

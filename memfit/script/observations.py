@@ -14,6 +14,7 @@ from memfit.device.virtual.assumptions import EAGER, PLANNED
 from memfit.device.virtual.compiled_functions import note_calls
 from memfit.device.virtual.patching import replaced
 from memfit.errors import InputError
+from memfit.script.lbfgs_history import Histories
 from memfit.script.tracer import ScriptTracer
 
 _COMPILED = {
@@ -29,6 +30,13 @@ class Observations:
     lines: dict[str, None] = field(default_factory=dict)
     ranks: int = 1
     started_processes: bool = False
+    training_cut: bool = False
+    """Whether a pass that trains was cut short: the script makes more steps."""
+    histories: Histories | None = None
+
+    def cut_training(self) -> None:
+        """Notes that a pass that trains was cut short."""
+        self.training_cut = True
 
     def note(self, line: str) -> None:
         self.lines[line] = None

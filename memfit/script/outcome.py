@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 NO_VALIDATION, NO_SAVE = "no validation ran", "nothing was saved"
 NO_LATER_SAVE = "nothing was saved after training began"
 """Phases that a trace did not see, in ``ScriptOutcome.not_seen``."""
+SCRIPT_ENDED = "the script ended"
+"""Why a trace stopped, where no loop was cut short."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class TraceRequest:
         batches: batches of each pass over a loader.
         whole_passes: passes that do not train go on to their end, and loops without gradients too.
         longest_samples: batches of loaders are made of the longest samples of their data sets.
+        lbfgs_iterations: of ``torch.optim.LBFGS``, which the run makes at most; None: as many as fill its history.
         limit_seconds: of the script.
         stubs: packages that stand-ins are imported for.
         assumed: ``file:line`` to the value that is answered there.
@@ -65,6 +68,7 @@ class TraceRequest:
     batches: int | None = None
     whole_passes: bool = False
     longest_samples: bool = False
+    lbfgs_iterations: int | None = None
     limit_seconds: float = 600.0
     rank: int = 0
     stubs: tuple[str, ...] = ()
@@ -196,6 +200,8 @@ class ScriptOutcome:
     failed_attempts: int = 0
     handler: str = ""
     """The line of a window, ``file:line``, whose code handles memory that fails."""
+    lbfgs_iterations: int | None = None
+    """Iterations of ``torch.optim.LBFGS`` at most, where the whole training ran and they do not fill its history."""
     passes_cut: bool = False
     """Whether a pass or a loop that does not train was left early: what the script collects there is not complete."""
     error: ScriptError | None = None

@@ -36,7 +36,7 @@ from memfit.script.files import SavedFiles, checkpoints
 from memfit.script.intervals import Intervals
 from memfit.script.launchers import resolved
 from memfit.script.lazy_parameters import lazy_parameters
-from memfit.script.lbfgs_history import full_histories
+from memfit.script.lbfgs_history import Histories
 from memfit.script.live_allocator import LiveAllocator
 from memfit.script.loaders import ShortPasses, short_loaders
 from memfit.script.longest_samples import LongestSamples
@@ -44,7 +44,7 @@ from memfit.script.loop_ends import LoopEnds
 from memfit.script.measure import outcome_of
 from memfit.script.observations import Observations, observed
 from memfit.script.other_processes import other_processes
-from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
+from memfit.script.outcome import SCRIPT_ENDED, ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.own_calls import own_calls
 from memfit.script.pretrained import absent_weights
 from memfit.script.ranks import script_ranks
@@ -89,7 +89,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
     device = requested_device(request)
     begin = time.perf_counter()
     redirect.named_cards.clear()
-    ended, failure = "the script ended", None
+    ended, failure = SCRIPT_ENDED, None
     with ExitStack() as stack:
         facts = stack.enter_context(recorded_facts())
         virtual = stack.enter_context(_virtual(device))
@@ -124,7 +124,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
             except EnoughError as enough:
                 ended = str(enough)
             except SystemExit as left:
-                ended = f"the script exited with {left.code}" if left.code else "the script ended"
+                ended = f"the script exited with {left.code}" if left.code else SCRIPT_ENDED
             except BaseException as error:
                 if stop.reason or _fails_past_the_end(error, running):
                     ended = stop.reason
@@ -160,7 +160,8 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(own_calls(watch))
     stack.enter_context(lazy_parameters())
     stack.enter_context(consolidated_states())
-    stack.enter_context(full_histories(running.observations.note))
+    running.observations.histories = Histories(running.observations.note, request.lbfgs_iterations)
+    stack.enter_context(running.observations.histories.filled())
     stack.enter_context(fake_parameters(tracer.mode, tracer.parameter_made))
     stack.enter_context(_addresses())
     if device.is_cuda:
@@ -184,7 +185,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(engine_replaced(watch.backward(counted)))
     passes = ShortPasses(
         most=request.batches or BATCHES, watch=watch, backwards=lambda: backwards[0],
-        whole=request.whole_passes, on_cut=watch.pass_cut,
+        whole=request.whole_passes, on_cut=watch.pass_cut, on_training_cut=running.observations.cut_training,
         longest=LongestSamples(running.observations.note) if request.longest_samples else None,
     )  # fmt: skip
     stack.enter_context(short_loaders(passes))
