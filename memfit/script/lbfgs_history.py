@@ -50,6 +50,9 @@ class Histories:
             state = optimizer.state[optimizer._params[0]]
             if "old_dirs" not in state:
                 count = size if self._most is None else min(size, self._most)
+                optimizer.param_groups[0]["history_size"] = (
+                    count  # what the trace's own steps add takes old ones' places
+                )
                 state.update(_history(optimizer, count))
                 taken = "full, with" if count == size else "as long as its steps can make it, with"
                 self._note(
