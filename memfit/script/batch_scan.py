@@ -21,11 +21,13 @@ from memfit.script.longest_samples import LONGEST, UNKNOWN
 from memfit.script.outcome import ScriptOutcome, TraceRequest
 from memfit.script.request_device import requested_device
 from memfit.sizes import format_size
+from memfit.trace.sparse_parts import COALESCE
 from memfit.wording import counted
 
 PLACEHOLDER = "{batch}"
 SIZES = (2, 3, 5)
 """Sizes that are traced first; PyTorch treats a size of 1 apart."""
+ROWS_DIFFER = "every id was taken for another row of its table of sparse gradients"
 LONGEST_SIZES = (4, 5, 7)
 """Those of batches of the longest samples: where a sample has several parts, each one's longest is in a batch."""
 MOST_CHECKS = 8
@@ -91,7 +93,8 @@ def scan_batches(request: TraceRequest, sizes: Sequence[int]) -> BatchScan:
     longest = replace(request, longest_samples=True)
     sizes = LONGEST_SIZES if tuple(sizes) == SIZES else sizes
     other, is_unlike = _scanned(longest, device, sizes)
-    assumes = _line(other.outcome, LONGEST)
+    differ = any(answer.operator == COALESCE for answer in other.outcome.assumed)
+    assumes = "; ".join(filter(None, (_line(other.outcome, LONGEST), ROWS_DIFFER * differ)))
     if assumes and not is_unlike:
         return BatchScan(outcome=scan.outcome, largest=replace(other.largest, assumes=assumes))
     return BatchScan(outcome=scan.outcome, largest=replace(scan.largest, reason=_unknown(scan, other)))

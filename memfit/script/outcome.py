@@ -50,7 +50,8 @@ class TraceRequest:
         steps: complete windows to see; None: as many as show every phase.
         batches: batches of each pass over a loader.
         whole_passes: passes that do not train go on to their end, and loops without gradients too.
-        longest_samples: batches of loaders are made of the longest samples of their data sets.
+        longest_samples: batches of loaders are made of the longest samples of their data sets, and each id of a table
+            of sparse gradients is another row.
         lbfgs_iterations: of ``torch.optim.LBFGS``, which the run makes at most; None: as many as fill its history.
         limit_seconds: of the script.
         stubs: packages that stand-ins are imported for.

@@ -59,7 +59,7 @@ from memfit.script.zero_redundancy import consolidated_states
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor
 from memfit.torch_compat.attributes import storage_id, storage_id_of
 from memfit.torch_compat.backend import current_engine, engine_replaced
-from memfit.trace import constant_values
+from memfit.trace import constant_values, sparse_parts
 
 _NOT_FOLLOWED = "it started other processes, which a trace does not follow"
 BATCHES = 4
@@ -153,6 +153,8 @@ def _enter(stack: ExitStack, running: Running) -> None:
     """Enters all contexts that replace parts of torch while the script runs."""
     tracer, watch, request, device = running.tracer, running.watch, running.request, running.device
     stack.enter_context(replaced(constant_values, MOST_ELEMENTS=MOST_KNOWN_INTEGERS, GATHERS_OWN=True))
+    if request.longest_samples:
+        stack.enter_context(replaced(sparse_parts, COUNTS_KNOWN=False))
     stack.enter_context(as_in_a_real_run())
     stack.enter_context(without_library_warnings())
     stack.enter_context(absent_weights(running.observations.note))

@@ -20,6 +20,12 @@ _aten = torch.ops.aten
 _SORTED = 2 * 8
 """Bytes for each entry that thrust's merge sort takes beside its keys and values."""
 
+COALESCE = "coalesce"
+"""The name of what is assumed where it is not known how many entries differ."""
+
+COUNTS_KNOWN = True
+"""Whether known indices say how many entries differ. Without, all do: the bytes follow from the size of a batch."""
+
 seen_sparse: list[bool] = []
 """Not empty where there was a sparse tensor: before, no call is looked at."""
 
@@ -48,7 +54,7 @@ def parts_of(tensor: Tensor) -> Parts:
 
 def _different(indices: Tensor, size: Any) -> Tensor | None:
     """The indices that differ (sparse dimensions, entries), in order; None where they are not known."""
-    known = value_of(indices)
+    known = value_of(indices) if COUNTS_KNOWN else None
     if known is None:
         return None
     with disable_current_modes():
@@ -83,7 +89,7 @@ class SparseKernels:
             return known.shape[1]
         entries = indices.shape[1]
         most = min(entries, math.prod(size[: indices.shape[0]]))
-        self._virtual.assumptions.note("coalesce", f"{most} different of {entries}", most=most)
+        self._virtual.assumptions.note(COALESCE, f"{most} different of {entries}", most=most)
         return most
 
     def note_growth(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from memfit.script import batch_scan
-from memfit.script.batch_scan import SIZES, _next_size, scan_batches
+from memfit.script.batch_scan import ROWS_DIFFER, SIZES, _next_size, scan_batches
 from memfit.script.longest_samples import LONGEST, UNKNOWN, LongestSamples
 from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.run_script import run_script
@@ -53,9 +53,9 @@ for batch in loader:
 """
 
 
-def scanned(folder: Path, monkeypatch, kind: str):
+def scanned(folder: Path, monkeypatch, kind: str, text: str = SCRIPT, memory_bytes: int = 600 << 20):
     script = folder / "train.py"
-    script.write_text(SCRIPT.replace("LENGTHS", repr(LENGTHS)))
+    script.write_text(text.replace("LENGTHS", repr(LENGTHS)))
 
     def traced(request: TraceRequest) -> ScriptOutcome:
         outcomes: list[ScriptOutcome] = []
@@ -66,7 +66,7 @@ def scanned(folder: Path, monkeypatch, kind: str):
     monkeypatch.setattr(batch_scan, "trace_script", traced)
     command = ScriptCommand(target=str(script), args=("{batch}", kind))
     request = TraceRequest(
-        command=command, device="rtx4090", memory_bytes=600 << 20, unsafe_writes=True, every_card=False
+        command=command, device="rtx4090", memory_bytes=memory_bytes, unsafe_writes=True, every_card=False
     )
     return request, traced, scan_batches(request, SIZES)
 
@@ -85,6 +85,26 @@ def test_the_largest_batch_is_that_of_the_longest_samples(tmp_path: Path, monkey
         outcome = traced(replace(request, command=replace(request.command, args=(str(size), kind))))
         assert outcome.footprint is not None
         assert outcome.footprint.fits is (size == largest.batch)
+
+
+RECOMMENDER = """
+import sys
+import torch
+size = int(sys.argv[1])
+table = torch.nn.Embedding(100_000, 4096, sparse=True).cuda()
+optimizer = torch.optim.SGD(table.parameters(), 0.1)
+for step in range(3):
+    table(torch.randint(200, (size, 50)).cuda()).square().mean().backward()
+    table.weight.grad = table.weight.grad.coalesce()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_table_of_sparse_gradients_has_a_largest_batch_whose_ids_all_differ(tmp_path: Path, monkeypatch) -> None:
+    largest = scanned(tmp_path, monkeypatch, "", RECOMMENDER, 8 << 30)[2].largest
+    assert largest.verified, largest.reason
+    assert largest.assumes == ROWS_DIFFER
 
 
 def test_where_samples_cannot_be_chosen_the_answer_says_why_and_what_to_write(tmp_path: Path, monkeypatch) -> None:
