@@ -9,7 +9,6 @@ import pickle
 import sys
 import time
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -23,14 +22,11 @@ from memfit.apply.window import run_window
 from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.engine.factory import make_engine
 from memfit.engine.process_group import join
-from memfit.job import Shape
 from memfit.mesh import MeshShape
 from memfit.planner.predict import default_checkpointing, plain_nets
 from memfit.trace.step_phases import fetch_synthetic, save_once, synthetic_micro_batch, validate_once
-from testing.nets import JOBS, SHAPES
-from tests.engine import built_in_jobs, context_jobs, encoder_jobs, expert_jobs
-from tests.engine.pipeline_jobs import STAGED
-from tests.engine.tensor_jobs import CARRIED, Drawn
+from tests.engine.eight_rank_cases import EIGHT_CASES
+from tests.engine.engine_case import EngineCase
 
 CPU = torch.device("cpu")
 OPERATORS = "operators.pickle"
@@ -38,41 +34,6 @@ OF_DTENSOR = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "
 """Collectives that DTensor calls, of torch.ops._c10d_functional."""
 OWN_HOLDERS = 3
 """As ``holders`` counts those of a tensor that only a variable holds; autograd's node holds its storage too."""
-
-
-KINDS = {
-    **JOBS, **CARRIED, **STAGED, **built_in_jobs.CARRIED, "s1": built_in_jobs.Tokens, **expert_jobs.CARRIED,
-    "even mixture": expert_jobs.EvenMixture, "drawn": Drawn, **context_jobs.CARRIED,
-    **encoder_jobs.CARRIED, **encoder_jobs.STAGED,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class EngineCase:
-    net: str
-    engine: str
-    micro_batches: int = 1
-    settings: dict = field(default_factory=dict)
-    choices: dict = field(default_factory=dict)
-    mesh: MeshShape | None = None
-
-    @property
-    def shape(self):
-        items, length = SHAPES.get(self.net, (4, self.job().longest))
-        return Shape(items=items, length=length)
-
-    def job(self):
-        return KINDS[self.net](**self.settings)
-
-    def __str__(self):
-        words = [
-            self.engine,
-            self.net,
-            str(self.micro_batches),
-            *(f"{k}={v}" for k, v in {**self.settings, **self.choices}.items()),
-            *([str(self.mesh)] if self.mesh else []),
-        ]
-        return " ".join(words)
 
 
 BF16 = {"precision": "bf16"}
@@ -296,6 +257,7 @@ EVERY_CASE = [
     *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *CUT_STAGE_CASES, *DIVIDED_STAGE_CASES, *CUT_DIVIDED_CASES,
     *EXPERT_CASES, *SHARDED_EXPERT_CASES, *SENT_CASES, *SHARDED_SENT_CASES, *CUT_EXPERT_CASES,
     *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES, *CONTEXT_CASES, *SHARDED_CONTEXT_CASES,
+    *EIGHT_CASES,
 ]  # fmt: skip
 
 
