@@ -138,12 +138,20 @@ def accuracy_cpu() -> str:
 def accuracy_recipes() -> str:
     """Published figures by script, card, precision and kind of net."""
     judged = result("recipes")
-    head = ["rows of", "rows", "median", "p90", "p95", "worst under-prediction", "in interval", "parameters x 16"]
+    head = ["rows of", "rows", "median", "p90", "p95", "worst under-prediction", "in interval", "parameters x 16",
+            "MemTracker", "its rows"]  # fmt: skip
     groups = [("all", judged["recipes"])]
     for column in ("source", "card", "precision", "family", "metric", "grade"):
         groups += [(f"{column}: {value}", row) for value, row in judged["groups"][column].items()]
     names = ("median", "p90", "p95", "worst_under", "coverage", "parameters_x_16_median")
-    return table(head, ([name, row["rows"], *(percent(row[key], 1) for key in names)] for name, row in groups))
+    cells = ([name, row["rows"], *(percent(row[key], 1) for key in names), *_mem_tracker(row)] for name, row in groups)
+    return table(head, cells)
+
+
+def _mem_tracker(row: dict[str, Any]) -> list[object]:
+    """Its median, and of how many rows."""
+    count = row["mem_tracker_rows"]
+    return [percent(row["mem_tracker_median"], 1) if count else "", count]
 
 
 def accuracy_without_recipes() -> str:

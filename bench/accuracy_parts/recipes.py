@@ -217,6 +217,7 @@ def _group(figures: list[Figure]) -> list[FigureAnswer] | Untraced:
             name=figures[0].model, why=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         )
     spread = (train.process_bytes_low / train.process_bytes, train.process_bytes_high / train.process_bytes)
+    others = estimators.by_parameters(trace, loop) | estimators.by_mem_tracker(loop)
     group_figures = []
     for figure in figures:
         metric = figure.recipe.metric
@@ -228,7 +229,7 @@ def _group(figures: list[Figure]) -> list[FigureAnswer] | Untraced:
                 predicted=predicted,
                 low=int(predicted * spread[0]),
                 high=int(predicted * spread[1]),
-                estimates=estimators.by_parameters(trace),
+                estimates=others,
             )
         )
     return group_figures
@@ -247,8 +248,9 @@ def statistics(rows: Sequence[FigureAnswer]) -> dict[str, Any]:
         "worst_under": float(max(0.0, *(-row.error for row in rows))),
         "coverage": sum(row.low <= row.figure.measured <= row.high for row in rows) / len(rows),
     }
-    for name in rows[0].estimates:
-        others = [abs(row.estimates[name] / row.figure.measured - 1) for row in rows]
-        answer[f"{name}_median"] = float(np.median(others))
-        answer[f"{name}_p90"] = float(np.percentile(others, 90))
+    for name in estimators.ESTIMATORS:
+        others = [abs(row.estimates[name] / row.figure.measured - 1) for row in rows if name in row.estimates]
+        answer[f"{name}_rows"] = len(others)
+        answer[f"{name}_median"] = float(np.median(others)) if others else None
+        answer[f"{name}_p90"] = float(np.percentile(others, 90)) if others else None
     return answer

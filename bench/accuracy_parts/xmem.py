@@ -29,8 +29,6 @@ from memfit.device.hardware.catalogue import Device, find_device
 from memfit.events import CATEGORIES, Trace
 
 PUBLISHED = {"xmem": "est_xmem", "dnnmem": "est_dnnmem", "schedtune": "est_schedtune", "llmem": "est_llmem"}
-OTHERS = ("mem_tracker", "accelerate", "deepspeed_zero2", "parameters_x_16")
-"""Estimators that are run or worked out here."""
 MIB = 1 << 20
 TORCH = "2.6.0"
 """Of the image that the runs were made in."""
@@ -170,7 +168,7 @@ def _answer(run: XmemRun) -> XmemAnswer | Untraced:
         run=run, net_kind=trace.net_kind, predicted=train.process_bytes - weights // 2,
         low=train.process_bytes_low - weights, high=train.process_bytes_high, fits=footprint.fits,
         verdict=footprint.verdict, copied_early=weights // 2,
-        others=estimators.by_parameters(trace) | estimators.by_mem_tracker(loop),
+        others=estimators.by_parameters(trace, loop) | estimators.by_mem_tracker(loop),
     )  # fmt: skip
 
 
@@ -191,7 +189,7 @@ def statistics(rows: Sequence[XmemAnswer]) -> dict[str, Any]:
     from_empty = np.abs([row.error_from_empty for row in ran])
     answer["memfit_median_from_empty"] = float(np.median(from_empty))
     answer["memfit_p90_from_empty"] = float(np.percentile(from_empty, 90))
-    for name in (*PUBLISHED, *OTHERS):
+    for name in (*PUBLISHED, *estimators.ESTIMATORS):
         others = [abs(row.estimates[name] / row.run.measured - 1) for row in ran if name in row.estimates]
         answer[f"{name}_rows"] = len(others)
         answer[f"{name}_median"] = float(np.median(others)) if others else None

@@ -226,18 +226,23 @@ class Wide(nn.Module):
     def __init__(self):
         super().__init__()
         self.body = nn.Linear(64, 1024, bias=False)
+        self.frozen = nn.Linear(64, 64, bias=False).requires_grad_(False)
 
     def forward(self, input_ids):
         class Outputs:
-            last_hidden_state = self.body(input_ids[..., None].float().expand(-1, -1, 64))
+            last_hidden_state = self.body(input_ids[..., None].to(self.body.weight.dtype).expand(-1, -1, 64))
 
         return Outputs
 
 
+def loop_of(**asked):
+    given = {"net": "wide", "kind": "encoder", "batch": 2, "length": 16, "loss": "mean_square", "optimizer": "SGD"}
+    return Loop(**given | {"keeps_batch": True, "iterations": 2} | asked)
+
+
 def traced(monkeypatch, **asked):
     monkeypatch.setattr(loop, "build_net", lambda asked: Built(net=Wide()))
-    given = {"net": "wide", "kind": "encoder", "batch": 2, "length": 16, "loss": "mean_square", "optimizer": "SGD"}
-    return trace_loop(Loop(**given | {"keeps_batch": True, "iterations": 2} | asked), find_device("t4"))
+    return trace_loop(loop_of(**asked), find_device("t4"))
 
 
 def live_at_forward(trace, category):
@@ -274,9 +279,15 @@ def test_before_torch_2_gradients_are_never_freed(monkeypatch):
     assert live_at_forward(trace, "gradients") == 256 * KIB
 
 
-def test_estimates_by_parameters_count_each_parameter_once(monkeypatch):
-    result = estimators.by_parameters(traced(monkeypatch))
-    assert result == {"parameters_x_16": 1 << 20, "accelerate": 1 << 20, "deepspeed_zero2": 20 << 16}
+@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16-autocast", 4), ("bf16", 2)])
+def test_estimates_by_parameters_count_each_parameter_once(monkeypatch, precision, size):
+    result = estimators.by_parameters(traced(monkeypatch, precision=precision), loop_of(precision=precision))
+    trained, frozen = 64 * 1024, 64 * 64
+    assert result == {
+        "parameters_x_16": 16 * trained + size * frozen,
+        "accelerate": 4 * size * (trained + frozen),
+        "deepspeed_zero2": 20 * (trained + frozen),
+    }
 
 
 def test_bf16_attention_on_a_t4_is_the_math_kernel_s_and_fp16_the_efficient_one_s():
