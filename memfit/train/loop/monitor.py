@@ -124,7 +124,7 @@ class Monitor:
         mean = sum(seen) / len(seen)
         if loss <= mean + SPIKE * 1e-3 * abs(mean):
             return False
-        return loss > mean + SPIKE * math.sqrt(sum((value - mean) ** 2 for value in seen) / len(seen))
+        return loss > mean + SPIKE * math.dist(seen, [mean] * len(seen)) / math.sqrt(len(seen))
 
     def _read_cpu(self, now: float) -> dict[str, Any]:
         wall, cpu = now - self._clock[0], time.process_time() - self._clock[1]

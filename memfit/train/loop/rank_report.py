@@ -35,15 +35,15 @@ def sum_of_ranks(
         share_ranks: one of those that took the same samples, which count once; None: all took others.
     """
     shares = reports if share_ranks is None else [reports[rank] for rank in share_ranks]
-    done = sum(report.done for report in shares)
+    done = sum([report.done for report in shares])
     measured = [report.measured_process_bytes for report in reports]
     line: dict[str, Any] = {
         "global_batch_done": done,
         "seconds": seconds,
         "units_per_second": done / seconds,
-        "micro_batches": sum(report.micro_batches for report in shares),
-        "retries": max(report.retries for report in reports),
-        "allocator_retries": sum(report.allocator_retries for report in reports),
+        "micro_batches": sum([report.micro_batches for report in shares]),
+        "retries": max([report.retries for report in reports]),
+        "allocator_retries": sum([report.allocator_retries for report in reports]),
         "skipped_samples": [i for report in shares for i in report.skipped_samples],
         "measured_process_bytes": max(measured),
     }
