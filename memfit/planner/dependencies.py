@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from memfit.user_cache import cache_folder
+
 LARGEST = 64 << 20
 """Bytes up to which a file is known by its content, and beyond by its size and time."""
 
@@ -156,15 +158,20 @@ def writes(mode: object, flags: object) -> bool:
 
 
 def _is_library(path: str) -> bool:
-    return path.startswith(_library_folders()) or os.path.realpath(path).startswith(_library_folders())
+    folders = (*_library_folders(), *_spellings(str(cache_folder())))
+    return path.startswith(folders) or os.path.realpath(path).startswith(folders)
 
 
 @cache
 def _library_folders() -> tuple[str, ...]:
     """Folders of installed code, of memfit itself, and of the system's own files."""
-    from memfit.user_cache import cache_folder
-
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    paths |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1]), str(cache_folder())}
+    paths |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
     paths |= {"/proc", "/sys", "/dev", "/etc", "/usr"}
-    return tuple(os.path.join(folder, "") for path in paths for folder in (path, os.path.realpath(path)))
+    return tuple(folder for path in paths for folder in _spellings(path))
+
+
+@cache
+def _spellings(folder: str) -> tuple[str, str]:
+    """A folder as it is written, and without links."""
+    return os.path.join(folder, ""), os.path.join(os.path.realpath(folder), "")

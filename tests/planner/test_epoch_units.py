@@ -10,7 +10,7 @@ import pytest
 
 from memfit.job import Job
 from memfit.planner.asked_job import AskedJob
-from memfit.planner.dependencies import recorded_data
+from memfit.planner.dependencies import dependencies, recorded_data
 from memfit.planner.epoch_units import units_of_an_epoch
 
 
@@ -31,7 +31,9 @@ class OfFolder(Job):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMFIT_KEEP_TRACES", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    dependencies({str(tmp_path)})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # whose files are no dependencies
     data = tmp_path / "data"
     (data / "clips").mkdir(parents=True)
     (data / "lines.txt").write_text("a\nb\n")
