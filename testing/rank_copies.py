@@ -10,7 +10,6 @@ import functools
 import importlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import traceback
@@ -21,6 +20,7 @@ from typing import NoReturn
 
 from memfit.child_process import PARENT, die_with_parent, for_child
 from memfit.garbage import freeze_loaded
+from testing.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,12 +82,9 @@ def serve(connection: Connection) -> None:
 
 def _run(world: int, module: str, arguments: list[str], variables: dict[str, str]) -> str:
     """What failed; empty: nothing."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     shared = {
         **variables, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": "0",
+        "MASTER_PORT": str(free_port()), "TORCHELASTIC_RESTART_COUNT": "0",
     }  # fmt: skip
     freeze_loaded()
     parent, ranks = os.getpid(), {}

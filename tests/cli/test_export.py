@@ -6,7 +6,6 @@ python -m pytest tests/cli/test_export.py
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from memfit.plan import Plan, write_plan
 from memfit.planner.predict import plain_nets
 from memfit.show.export import export
 from memfit.show.export_geometry import equal
+from testing.ports import free_port
 from tests.cli.asking import ROOT, Run, is_one_line
 
 JOB = "tests/verify/jobs.py:Sound"
@@ -31,13 +31,6 @@ def plan(engine: str = "ddp", **changes) -> Plan:
         "engine": engine, "precision": "fp32", "seed": 0,
     }  # fmt: skip
     return Plan(**{**given, **changes})
-
-
-def free_port() -> int:
-    """One of its own: both tools' default is the same for all who use this machine."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
 
 
 def exported(made: Plan, to: str):

@@ -5,7 +5,6 @@ pytest tests/cli/test_plan_for.py
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -19,6 +18,7 @@ from memfit.plan import read_plan
 from memfit.planner.predict import plain_nets
 from memfit.script.titan.target import DEGREES
 from memfit.show.export import export
+from testing.ports import free_port
 from tests.cli.asking import ROOT, Run, is_one_line
 from tests.cli.test_export import plan
 
@@ -60,12 +60,6 @@ def planned(run: Run, folder: Path, tool: str) -> dict[str, Any]:
     return answer
 
 
-def free_port() -> str:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return str(opened.getsockname()[1])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_real_trainer_takes_what_the_plan_predicts(run: Run, tool: str, tmp_path: Path) -> None:
@@ -76,8 +70,21 @@ def test_a_real_trainer_takes_what_the_plan_predicts(run: Run, tool: str, tmp_pa
     script = [str(Path(__file__).with_name("planned_trainer.py")), tool, str(tmp_path / "plan.toml"), str(config)]
     start = [sys.executable]
     if tool == "accelerate":
-        start += ["-m", "accelerate.commands.launch", "--config_file", str(config), "--main_process_port", free_port()]
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        start += [
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            str(config),
+            "--main_process_port",
+            str(free_port()),
+        ]
+    ranks = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     own = {"DS_ACCELERATOR": "cpu", **(ranks if tool == "deepspeed" else {})}
     environment = {**os.environ, **own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*start, *script], capture_output=True, text=True, env=environment, check=False, timeout=240)

@@ -5,7 +5,6 @@ pytest tests/integrations/test_examples.py
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from memfit.train.launch import memory_limit
+from testing.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "beside"
@@ -22,12 +22,6 @@ NAMES = ("plain", "accelerate_loop", "lightning_module", "transformers_trainer",
 LIBRARIES = {"accelerate_loop": "accelerate", "lightning_module": "lightning", "deepspeed_engine": "deepspeed"}
 ROUNDING = 1e-6
 """AdamW moves a weight by about 6e-3 in six steps; float32 rounding of another split moves it by less than this."""
-
-
-def free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
 
 
 def trained(name: str, folder: Path, failure: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ python -m pytest tests/train/test_nodes.py -m "slow or not slow"
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from memfit.train.launch import node_launch
 from memfit.train.launch.node_launch import meet, shared_outcome
 from memfit.train.launch.outcome import Outcome, read_outcome, write_outcome
 from memfit.verify.verify_plan import on_ranks
+from testing.ports import free_port
 from tests.train.test_ranks import lines, memfit, plan
 
 ROOT = Path(__file__).parents[2]
@@ -36,15 +36,9 @@ HOST = "127.0.0.2"
 WINDOWS = 60
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return listener.getsockname()[1]
-
-
 @pytest.fixture(name="nodes")
 def _nodes():
-    first = Nodes(count=2, rank=0, host=HOST, port=free_port())
+    first = Nodes(count=2, rank=0, host=HOST, port=free_port(HOST))
     return first, replace(first, rank=1)
 
 
@@ -306,7 +300,7 @@ def test_an_exported_script_starts_both_machines_with_stand_ins_for_the_schedule
         task = yaml.safe_load(text)
         assert task["num_nodes"] == 2
         ips = f"export SKYPILOT_NUM_NODES=2 SKYPILOT_NODE_IPS='{HOST}\n127.0.0.3' SKYPILOT_NODE_RANK="
-        port = free_port()
+        port = free_port(HOST)
         commands = [f"{ips}{rank}; {task['run'].replace('29400', str(port))}" for rank in (0, 1)]
     started = [subprocess.Popen(["sh", "-c", command], cwd=tmp_path, env=environment) for command in commands]
     assert [process.wait(timeout=300) for process in started] == [0] * len(started)

@@ -5,7 +5,6 @@ several of FSDP and pipelines.
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,6 +21,7 @@ from memfit.script.outcome import TraceRequest
 from memfit.script.titan.target import DEGREES
 from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
+from testing.ports import free_port
 from testing.truth import operator_names
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip install 'memfit[titan]'")
@@ -124,9 +124,7 @@ def traced_peak(world: int, rank: int) -> tuple[int, set[str]]:
 def real_peaks(world: int, operators: set[str]) -> list[int]:
     """The largest bytes of live tensors of training, of each rank of real processes on gloo."""
     names = ",".join(sorted(operators | IN_PLACE))
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        port = str(opened.getsockname()[1])
+    port = str(free_port())
     ranks = []
     path = os.pathsep.join((str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")))
     for rank in range(world):
