@@ -1,6 +1,10 @@
 """Jobs on meshes of eight ranks."""
 
+import torch
+
 from memfit.mesh import MeshShape
+from memfit.torch_compat import context_parallel, pipelining
+from memfit.torch_compat.versions import release_number
 from tests.engine.engine_case import EngineCase
 
 EIGHT_CASES = [
@@ -17,3 +21,10 @@ EIGHT_CASES = [
     EngineCase("divided llama", "fsdp2", 1, {}, {}, MeshShape(dp_shard=2, cp=2, tp=2)),
 ]
 """Meshes of eight ranks."""
+
+
+def refused(case: EngineCase) -> str:
+    """Why memfit refuses a case's mesh under the installed torch; empty where it carries it."""
+    oldest = {"pp": pipelining.OLDEST, "cp": context_parallel.OLDEST}
+    needed = [name for name in case.mesh.sizes() if release_number(torch.__version__) < oldest.get(name, (0,))]
+    return ", ".join(f"memfit refuses {name} before torch {'.'.join(map(str, oldest[name]))}" for name in needed)

@@ -18,7 +18,7 @@ from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from testing.rank_copies import run_ranks
 from testing.truth import operator_names
-from tests.engine.eight_rank_cases import EIGHT_CASES
+from tests.engine.eight_rank_cases import EIGHT_CASES, refused
 from tests.engine.rank_peaks import (
     BOTH_CASES,
     BUILT_IN_BOTH,
@@ -230,10 +230,10 @@ def test_every_rank_of_stages_that_are_sharded_or_cut_or_have_replicas(cases, tm
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
 @pytest.mark.parametrize("half", [0, 1])
 def test_every_rank_of_eight(half, tmp_path):
-    check(compare(EIGHT_CASES[half::2], 8, tmp_path), within=0.03)
+    carried = [case for case in EIGHT_CASES if not refused(case)]
+    check(compare(carried[half::2], 8, tmp_path), within=0.03)
 
 
 ZERO = [(case, world) for world in (2, 3) for case in ZERO_CASES]
