@@ -7,12 +7,14 @@ whole. PEFT cuts them so too where transformers cuts the layer (``peft.tuners.lo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 from memfit.errors import InputError
+from memfit.torch_compat.attributes import own_parameters
 
 _INSIDE = ("original_module", "modules_to_save")
 """Children of PEFT's wrapper of a module that is trained whole: the module, and its copies by adapter."""
@@ -50,6 +52,22 @@ def _of_transformers(net: nn.Module) -> Iterator[tuple[str, Any]]:
 def is_linear(module: nn.Module | None) -> bool:
     """Whether a module is a linear layer, or PEFT's around one."""
     return isinstance(module, nn.Linear) or isinstance(getattr(module, "base_layer", None), nn.Linear)
+
+
+def outside_adapters(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules of a net by path, without those within adapted ones."""
+    adapted: list[str] = []
+    for path, module in net.named_modules():
+        if any(path.startswith(f"{outer}.") for outer in adapted):
+            continue
+        if is_adapted(module):
+            adapted.append(path)
+        yield path, module
+
+
+def holders_of(net: nn.Module) -> Counter[int]:
+    """How many modules of a net hold each parameter, by the parameter's id."""
+    return Counter(id(p) for module in net.modules() for p in own_parameters(module).values() if p is not None)
 
 
 def is_adapted(module: nn.Module) -> bool:

@@ -8,7 +8,6 @@ columns of the output.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Number
@@ -17,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from memfit.engine.adapters import is_adapted
+from memfit.engine.adapters import holders_of, is_adapted, outside_adapters
 from memfit.engine.fake_forward import WithAnswers
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat.attributes import own_parameters
@@ -45,15 +44,10 @@ class ProductLayer:
 def possible_products(name: str, net: nn.Module) -> dict[str, nn.Module]:
     """Modules of a net whose parameters are a matrix and at most a bias, which they share with no other module, by
     name."""
-    holders = Counter(id(p) for module in net.modules() for p in own_parameters(module).values() if p is not None)
-    possible: dict[str, nn.Module] = {}
-    adapted: list[str] = []
-    for path, module in net.named_modules():
-        if is_adapted(module):
-            adapted.append(f"{path}.")
-        inside = any(f"{path}.".startswith(outer) for outer in adapted)
+    holders, possible = holders_of(net), dict[str, nn.Module]()
+    for path, module in outside_adapters(net):
         plain = isinstance(module, nn.Embedding) or type(module).forward is nn.Linear.forward
-        if not (inside or plain) and _is_matrix(module, holders):
+        if not (is_adapted(module) or plain) and _is_matrix(module, holders):
             possible[f"{name}.{path}"] = module
     return possible
 

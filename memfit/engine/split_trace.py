@@ -7,7 +7,7 @@ they cannot be computed with, their layers are not cut.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from memfit.engine.adapters import is_adapted, is_linear
+from memfit.engine.adapters import holders_of, is_adapted, is_linear, outside_adapters
 from memfit.engine.fake_forward import WithAnswers
 from memfit.engine.split_rules import carried, is_pointwise
 from memfit.engine.tensor_split import MixedError, Operation, Split
@@ -275,14 +275,8 @@ def _kind_of(func: Any) -> str:
 def layers_of(name: str, net: nn.Module) -> dict[str, nn.Module]:
     """Linear layers and embeddings of a net that share no parameter, by name; those within adapted ones are left
     out."""
-    holders = Counter(id(p) for module in net.modules() for p in own_parameters(module).values() if p is not None)
-    layers: dict[str, nn.Module] = {}
-    adapted: list[str] = []
-    for path, module in net.named_modules():
-        if any(path.startswith(f"{outer}.") for outer in adapted):
-            continue
-        if is_adapted(module):
-            adapted.append(path)
+    holders, layers = holders_of(net), dict[str, nn.Module]()
+    for path, module in outside_adapters(net):
         plain = type(module).forward in (nn.Linear.forward, nn.Embedding.forward)
         held = [holders[id(parameter)] for parameter in module.parameters()]
         if (plain or (is_adapted(module) and is_linear(module))) and held and max(held) == 1:
