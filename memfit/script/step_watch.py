@@ -249,7 +249,7 @@ class StepWatch:
 
     def leave_module(self, module: nn.Module) -> None:
         self.depth -= 1
-        if self.depth == 0 and self.phase == "validate":
+        if self.depth == 0 and self.phase == "validate" and not torch.is_grad_enabled():
             self.last = len(self.tracer.kind)
 
     # ---- backward and steps

@@ -158,3 +158,33 @@ def test_a_parameter_is_the_memory_of_the_tensor_that_it_is_made_of(tmp_path: Pa
     assert outcome.error is None, outcome.error.text
     assert outcome.bare is not None
     assert live_peaks(outcome.bare)["setup"] < 1.1 * (1024 * 512 * 4 + WEIGHTS)
+
+
+FROZEN = """
+import torch
+from torch import nn
+
+encoder = nn.Linear(1000, 1000).cuda().requires_grad_(False)
+net = nn.Linear(1000, 10).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+data = torch.randn(4000, 1000)
+for epoch in range(2):
+    for step in range(2):
+        loss = net(encoder(data.cuda())).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    del loss
+    with torch.no_grad():
+        net(data[:8].cuda())
+"""
+ENCODED = 4 * 1000 * 4000
+"""Bytes of what the encoder makes in a step."""
+
+
+def test_a_frozen_encoder_of_the_next_epoch_is_no_validation(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, FROZEN)
+    assert outcome.error is None
+    assert outcome.bare is not None
+    peaks = live_peaks(outcome.bare)
+    assert peaks["validate"] + ENCODED < peaks["train"]
