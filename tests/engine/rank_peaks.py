@@ -14,7 +14,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor.debug
+from torch.distributed.tensor import _collective_utils
 from torch.profiler import record_function
+from torch.utils._pytree import tree_leaves
 
 from memfit.apply.checkpointing import recompute
 from memfit.apply.train_state import build
@@ -301,14 +303,15 @@ def settled():
         "all_gather_single", "all_gather_into_tensor", "all_gather", "reduce_scatter_single", "reduce_scatter_tensor",
         "all_reduce", "broadcast", "all_gather_object",
     )  # fmt: skip
-    before = {name: getattr(dist, name) for name in names}
+    called_by = {(dist, name): getattr(dist, name) for name in names}
+    called_by |= {(_collective_utils, name): getattr(_collective_utils, name) for name in ("broadcast", "scatter")}
 
     def holders(tensor):
         return tensor._use_count() + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
     def waiting(call):
         def run(*args, **kwargs):
-            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             counts = list(map(holders, tensors))
             with record_function(f"c10d::{call.__name__}") if call.__name__.endswith("_object") else nullcontext():
                 work = call(*args, **kwargs)
@@ -345,15 +348,15 @@ def settled():
 
     functional = torch.ops._c10d_functional
     own = {name: getattr(functional, name) for name in OF_DTENSOR}
-    for name in names:
-        setattr(dist, name, waiting(before[name]))
+    for (module, name), call in called_by.items():
+        setattr(module, name, waiting(call))
     for name, operator in own.items():
         setattr(functional, name, waiting_operator(operator))
     try:
         yield
     finally:
-        for name in names:
-            setattr(dist, name, before[name])
+        for (module, name), call in called_by.items():
+            setattr(module, name, call)
         for name, operator in own.items():
             setattr(functional, name, operator)
 
