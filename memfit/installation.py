@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import runpy
 import tempfile
 from collections.abc import Mapping
@@ -61,6 +62,12 @@ def version_of(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+def release_number(version: str) -> tuple[int, int]:
+    """(2, 13) of ``2.13.0+cpu``; (0, 0) of a text that is no version."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def python_version() -> str:

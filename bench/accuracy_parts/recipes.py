@@ -23,7 +23,7 @@ from bench.accuracy_parts.four_bit_base import MODES
 from bench.accuracy_parts.loop import Loop, trace_loop
 from bench.accuracy_parts.timm_fits import Untraced
 from bench.accuracy_parts.workers import each
-from memfit.device.hardware.catalogue import find_device
+from memfit.device.hardware.catalogue import find_device, with_torch
 from memfit.errors import InputError
 
 WITHOUT = "without.toml"
@@ -209,9 +209,11 @@ def _group(figures: list[Figure]) -> list[FigureAnswer] | Untraced:
 
     torch.set_num_threads(1)
     try:
-        device = find_device(figures[0].recipe.card)
+        device, version = find_device(figures[0].recipe.card), figures[0].torch_version
+        if version is not None:
+            device = with_torch(device, version)
         trace = trace_loop(loop, device)
-        train = footprint_on(trace, device, torch_version=figures[0].torch_version).phases["train"]
+        train = footprint_on(trace, device, torch_version=version).phases["train"]
     except Exception as error:  # a net's own code may raise anything; the table goes on without it
         return Untraced(
             name=figures[0].model, why=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

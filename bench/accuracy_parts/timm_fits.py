@@ -18,19 +18,11 @@ from bench.accuracy_parts.loop import Loop, trace_loop
 from bench.accuracy_parts.sampling import fair_sample
 from bench.accuracy_parts.traces import trace_batches
 from bench.accuracy_parts.workers import each
-from memfit.device.hardware.catalogue import Device, find_device
+from memfit.device.hardware.catalogue import Device, find_device, with_torch
 
 COLUMNS = ("model", "layout", "torch", "img_size", "batch_that_ran", "next_size_that_failed")
 ENVIRONMENT = "timm-0.6.13"
 """One version for all rows: attention is the same code from 0.4 to 0.6, and this one has the nets of the others."""
-MIB = 1 << 20
-EAGER_CONTEXT = tuple(size * MIB for size in (1488, 1643, 1966))
-"""(low, usual, high) on an RTX 3090 before CUDA 11.7, which loads every kernel of every library at once.
-
-Sources: pytorch/pytorch issue 49877 (nvidia-smi 1644 MiB with a tensor of 156 MiB); torch's out-of-memory messages of
-2021 on a card of 23.70 GiB, total minus free minus reserved: 1.60 GiB (Hugging Face's DeepSpeed article) and 1.92 GiB
-(VQGAN+CLIP's README).
-"""
 TOTAL_BYTES = 25_447_170_048
 """What drivers of 2021 and 2022 report for an RTX 3090: 23.70 GiB in torch's messages."""
 
@@ -80,14 +72,9 @@ def read(path: Path) -> list[FitRun]:
 
 def card(torch_version: str = "1.12") -> Device:
     """The RTX 3090 of the runs, with what CUDA held there under a version of torch."""
-    device = find_device("rtx3090")
+    device = with_torch(find_device("rtx3090"), torch_version)
     held_back = (device.memory_bytes or 0) - (device.usable_bytes or 0)
-    device = replace(device, memory_bytes=TOTAL_BYTES, usable_bytes=TOTAL_BYTES - held_back)
-    major, minor = (int(part) for part in torch_version.split(".")[:2])
-    if (major, minor) < (1, 13):
-        low, usual, high = EAGER_CONTEXT
-        device = replace(device, context_low=low, context_bytes=usual, context_high=high)
-    return device
+    return replace(device, memory_bytes=TOTAL_BYTES, usable_bytes=TOTAL_BYTES - held_back)
 
 
 def loop_of(run: FitRun, batch: int) -> Loop:

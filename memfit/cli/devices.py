@@ -101,7 +101,7 @@ def _row(cells: tuple[str, ...]) -> str:
 def _card(card: Device) -> list[str]:
     lines = [f"{card.key}: {card.name}"]
     for field, value in figures(card).items():
-        if field in ("name", "card", "sources"):
+        if field in ("name", "card", "sources", "context_by_torch"):
             continue
         if value is None:
             text = UNKNOWN
@@ -115,12 +115,18 @@ def _card(card: Device) -> list[str]:
             text = f"{_size(value)} ({value:,} B)" if isinstance(value, int) and value > 1 << 20 else str(value)
         lines.append(f"  {field.replace('_', ' '):<24}{text}")
         if source := card.sources.get(field):
-            lines += textwrap.wrap(source, 78, initial_indent=" " * 26, subsequent_indent=" " * 26)
+            lines += _wrapped(source)
+    for each in card.context_by_torch:
+        lines += [f"  {f'context, torch {each.since} on':<24}{_size(each.usual)}", *_wrapped(each.source)]
     slices = mig_slices(card)
     if slices:
         lines.append("  slices (MIG)")
         lines += [f"    {each.key:<22}{_size(each.memory_bytes)}" for each in slices.values()]
     return lines
+
+
+def _wrapped(source: str) -> list[str]:
+    return textwrap.wrap(source, 78, initial_indent=" " * 26, subsequent_indent=" " * 26)
 
 
 def _gib(nbytes: int | None) -> str:

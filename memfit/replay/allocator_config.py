@@ -8,12 +8,11 @@ Settings that do not change the bytes reserved on the card (pinned host memory, 
 from __future__ import annotations
 
 import difflib
-import re
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 from memfit.errors import InputError
-from memfit.installation import version_of
+from memfit.installation import release_number, version_of
 
 MIB = 1 << 20
 MIN_LARGE_MIB = 10
@@ -44,8 +43,7 @@ def takes_youngest(torch_version: str) -> bool:
     Up to 2.11 it takes the lowest address, and the driver places each segment below the ones before. From 2.13 on it
     takes the oldest segment. 2.12 takes the block that was split off first, which is not modelled: it counts as 2.13.
     """
-    match = re.match(r"(\d+)\.(\d+)", torch_version)
-    return match is not None and (int(match[1]), int(match[2])) < OLDEST_FIRST
+    return (0, 0) < release_number(torch_version) < OLDEST_FIRST
 
 
 @cache

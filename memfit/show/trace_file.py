@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from memfit.atomic_file import open_atomic
-from memfit.device.hardware.catalogue import Device
+from memfit.device.hardware.catalogue import Device, TorchContext
 from memfit.errors import InputError, unwritable
 from memfit.events import CutParameters, Trace
 from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
@@ -18,7 +18,7 @@ from memfit.job import Shape
 from memfit.planner.predict import NetSize, Prediction
 from memfit.show.trace_check import check_fields, check_trace
 
-VERSION = 2
+VERSION = 3
 _TABLES = ("names", "modules", "parts", "phases", "net_kind", "assumed")
 
 
@@ -91,18 +91,22 @@ def _prediction(metadata: dict[str, Any], columns: dict[str, Any]) -> Prediction
     cut = cut and CutParameters(parameters=int(cut["parameters"]), cut=int(cut["cut"]))
     metadata["footprint"]["tensor_parallel"] = cut
     trace = Trace(**columns, phases=phases, net_kind=metadata.pop("net_kind"), tensor_parallel=cut)
-    capability = metadata["device"]["compute_capability"]
-    metadata["device"]["compute_capability"] = capability and tuple(capability)
     return Prediction(
         **metadata
         | {
             "trace": trace,
             "shape": Shape(**metadata["shape"]),
-            "device": Device(**metadata["device"]),
+            "device": _device(metadata["device"]),
             "nets": tuple(NetSize(**net) for net in metadata["nets"]),
             "footprint": _footprint(metadata["footprint"]),
         }
     )
+
+
+def _device(metadata: dict[str, Any]) -> Device:
+    capability = metadata["compute_capability"]
+    contexts = tuple(TorchContext(**each) for each in metadata["context_by_torch"])
+    return Device(**metadata | {"compute_capability": capability and tuple(capability), "context_by_torch": contexts})
 
 
 def _footprint(metadata: dict[str, Any]) -> Footprint:

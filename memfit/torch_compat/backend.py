@@ -13,8 +13,9 @@ from typing import Any
 import torch
 import torch.autograd.graph as graph_module
 
+from memfit.installation import release_number
 from memfit.torch_compat.guard import register_before_2_10
-from memfit.torch_compat.versions import lacks, release_number
+from memfit.torch_compat.versions import lacks
 
 NAME = "vgpu"
 """The name of PrivateUse1 once it is registered."""

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from memfit.errors import InputError
-from memfit.torch_compat.versions import release_number
+from memfit.installation import release_number
 
 OLDEST = (2, 13)
 """The first version whose rings were compared with one rank."""

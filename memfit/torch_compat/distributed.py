@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from memfit.torch_compat.versions import lacks, release_number
+from memfit.installation import release_number
+from memfit.torch_compat.versions import lacks
 
 try:
     import torch.distributed._functional_collectives as functional

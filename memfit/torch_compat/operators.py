@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.torch_compat.versions import release_number
+from memfit.installation import release_number
 
 ABSENT = {"_fused_rms_norm.default": (2, 8), "_fused_rms_norm_backward.default": (2, 9)}
 """Operators that older versions lack, and the first version that has them. Every other one must be there."""

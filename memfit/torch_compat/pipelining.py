@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from memfit.errors import InputError
+from memfit.installation import release_number
 from memfit.torch_compat import disable_current_modes
-from memfit.torch_compat.versions import release_number
 
 OLDEST = (2, 13)
 """The first version whose stages take the shapes of what they receive and send, and let go of activations."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from functools import cache
 import torch
 
 from memfit.errors import InputError
+from memfit.installation import release_number
 from memfit.user_cache import keep, read_kept
 
 OLDEST = (2, 6)
@@ -26,12 +26,6 @@ FILE = "torch-self-test.json"
 """A file in the user's cache: what the self-test said, by version."""
 SECONDS = 300
 """Seconds after which a self-test that does not answer has failed."""
-
-
-def release_number(version: str) -> tuple[int, int]:
-    """(2, 13) of ``2.13.0+cpu``; (0, 0) of a text that is no version."""
-    match = re.match(r"(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def written(minor: tuple[int, int]) -> str:

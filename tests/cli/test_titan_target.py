@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memfit.errors import is_installed
-from memfit.torch_compat.versions import release_number
+from memfit.installation import release_number
 from tests.cli.asking import Run, is_one_line, really
 
 PRESENT = is_installed("torchtitan")

@@ -12,8 +12,10 @@ from memfit.device.hardware.catalogue import (
     mig_slices,
     read_cards,
     with_memory,
+    with_torch,
 )  # fmt: skip
 from memfit.errors import InputError
+from memfit.installation import release_number
 
 GIB, MIB = 1 << 30, 1 << 20
 CARDS = (
@@ -221,6 +223,9 @@ def test_an_added_card_is_in_the_catalogue_and_says_who_gave_its_figures(tmp_pat
         (OWN.replace("memory_bytes = 12884901888\n", ""), r"\[my-card\] of x.toml: no memory_bytes"),
         (OWN.replace("12884901888", "-1"), "memory_bytes = -1 .* not a number above 0"),
         (OWN.replace("bandwidth", "bandwith"), "bandwith .*: no figure of a card; write bandwidth"),
+        (OWN + "context_by_torch = 5\n", r'context_by_torch = 5 .*: not { "2.2" = \[low, usual, high\] }'),
+        (OWN + 'context_by_torch."2.2" = [3, 2, 1]\n', "context_by_torch = .* not {"),
+        (OWN + "context_by_torch.new = [1, 2, 3]\n", "context_by_torch = .* not {"),
         (OWN.replace("[8, 6]", '"8.6"'), r"not \[major, minor\]"),
     ],
 )
@@ -229,6 +234,34 @@ def test_a_file_that_is_no_card_s_is_refused(tmp_path, text, message) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         read_cards(path)
+
+
+def test_a_context_is_that_of_the_version_of_torch() -> None:
+    card = find_device("rtx3090")
+    assert [each.since for each in card.context_by_torch] == ["1.0", "1.13", "2.1", "2.2"]
+    eager, lazy = with_torch(card, "1.12.1"), with_torch(card, "2.1.2+cu121")
+    assert (eager.context_low, eager.context_bytes, eager.context_high) == (1488 * MIB, 1643 * MIB, 1966 * MIB)
+    assert lazy.context_bytes == pytest.approx(310 * MIB, rel=0.02), "messages of 308, 310 and 312 MiB"
+    assert with_torch(card, "2.13.0") == with_torch(card, "2.2.0") == card, "the installed version's is the newest"
+    assert (eager.sources["context_bytes"][:12], lazy.sources["context_bytes"][:12]) == ("torch 1.0 on", "torch 2.1 on")
+    assert with_torch(find_device("rtx3060"), "2.1.0") == find_device("rtx3060")
+
+
+@pytest.mark.parametrize("key", CARDS)
+def test_a_context_by_torch_is_ordered_and_has_a_source(key: str) -> None:
+    rows = find_device(key).context_by_torch
+    assert [each.since for each in rows] == sorted((each.since for each in rows), key=release_number)
+    for each in rows:
+        assert 100 * MIB < each.low <= each.usual <= each.high
+        assert each.source
+
+
+def test_an_added_card_may_have_a_context_by_version_of_torch(tmp_path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(f'{OWN}context_by_torch."2.0" = [{GIB}, {2 * GIB}, {3 * GIB}]\n')
+    card = read_cards(path)["my-card"]
+    assert (card.context_low, card.context_bytes, card.context_high) == (GIB, 2 * GIB, 3 * GIB)
+    assert card.sources["context_bytes"] == "torch 2.0 on: added by you"
 
 
 def test_a_device_file_that_never_ends_is_refused() -> None:

@@ -23,11 +23,11 @@ from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.fake_group import fake_world, wrapped_by_ddp
 from memfit.device.virtual.virtual_device import virtual_gpu
+from memfit.installation import release_number
 from memfit.job import Shape
 from memfit.planner.predict import predict
 from memfit.torch_compat import TorchDispatchMode
 from memfit.torch_compat.distributed import CHUNKS, Chunks, fsdp_param
-from memfit.torch_compat.versions import release_number
 from testing.nets import JOBS
 from tests.device import minimal_tracer
 from tests.device.minimal_tracer import MinimalTracer

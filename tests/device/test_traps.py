@@ -16,8 +16,8 @@ from memfit.device.virtual import cuda_kernels, fake_mode, redirect, virtual_dev
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.virtual_device import virtual_gpu
+from memfit.installation import release_number
 from memfit.torch_compat.operators import has_operator
-from memfit.torch_compat.versions import release_number
 from tests.device.minimal_tracer import MinimalTracer
 
 PLAIN_CONVOLUTIONS = torch._C._conv_determine_backend_memory_format

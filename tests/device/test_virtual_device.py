@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.patching import appended
 from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
-from memfit.torch_compat.versions import release_number
+from memfit.installation import release_number
 
 CARD = CardRules()
 OWNERS = [

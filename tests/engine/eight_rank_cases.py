@@ -2,9 +2,9 @@
 
 import torch
 
+from memfit.installation import release_number
 from memfit.mesh import MeshShape
 from memfit.torch_compat import context_parallel, pipelining
-from memfit.torch_compat.versions import release_number
 from tests.engine.engine_case import EngineCase
 
 EIGHT_CASES = [

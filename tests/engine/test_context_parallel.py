@@ -11,10 +11,10 @@ import torch
 from memfit.device.hardware.catalogue import find_device
 from memfit.engine.capabilities import engine_of
 from memfit.errors import InputError
+from memfit.installation import release_number
 from memfit.job import Shape
 from memfit.mesh import MeshShape
 from memfit.torch_compat.context_parallel import OLDEST
-from memfit.torch_compat.versions import release_number
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.context_jobs import REFUSED, Divided
 from tests.engine.mesh_launch import results_of_ranks

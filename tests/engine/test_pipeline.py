@@ -11,10 +11,10 @@ from memfit.engine.capabilities import engine_of
 from memfit.engine.pipeline_cut import cut_into_stages, distinct_ranks, equal_shares
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, CATEGORIES, FREE
+from memfit.installation import release_number
 from memfit.job import Shape
 from memfit.mesh import MeshShape, parse_mesh
 from memfit.torch_compat.pipelining import OLDEST, in_schedules
-from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.pipeline_jobs import REFUSED, Counted, Stages, Torn, TornDTensor

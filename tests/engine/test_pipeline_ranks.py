@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from memfit.engine.single import Single
+from memfit.installation import release_number
 from memfit.mesh import parse_mesh
 from memfit.torch_compat.pipelining import OLDEST
-from memfit.torch_compat.versions import release_number
 from memfit.verify.perturbation import ROOM, ROOM_OF_PRODUCTS
 from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.pipeline_ranks import (

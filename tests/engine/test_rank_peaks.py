@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from memfit.device.hardware.catalogue import find_device
+from memfit.installation import release_number
 from memfit.planner.predict import BINDING_RANK, default_checkpointing, last_of_sequence, plain_nets
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.torch_compat.pipelining import OLDEST
-from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
 from memfit.trace.step import Tracing, trace_job
 from testing.rank_copies import run_ranks

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from memfit.cli import main
 from memfit.device.hardware.catalogue import find_device
+from memfit.installation import release_number
 from memfit.job import Shape
 from memfit.mesh import MeshShape
 from memfit.plan import write_plan
@@ -23,7 +24,6 @@ from memfit.planner.search.search import find_plan
 from memfit.show.footprint_table import show_prediction
 from memfit.sizes import format_size
 from memfit.torch_compat.pipelining import OLDEST
-from memfit.torch_compat.versions import release_number
 from tests.engine.pipeline_jobs import Counted
 
 pytestmark = pytest.mark.skipif(

@@ -84,13 +84,17 @@ def test_the_whole_interval_of_the_certain_size_fits_and_that_of_the_next_one_do
 
 def test_interpolated_traces_lead_to_the_answer_in_a_few_questions():
     """Segments grow in steps of 2 MiB, so that most sizes need what the one before needs."""
-    asked = AskedJob("wide", LinearLayer)
+    both, alone = AskedJob("wide", LinearLayer), []
     for name in ("rtx3060", "rtx3090"):
-        answer = largest_of(asked.facts.policies[0], find_device(name), asked, by_items(None))
-        assert answer.exact
-        assert answer.size > 1_000_000
-        assert answer.prediction.footprint.fits
-    assert asked.traced <= 7
+        one_card = AskedJob("wide", LinearLayer)
+        for asked in (one_card, both):
+            answer = largest_of(asked.facts.policies[0], find_device(name), asked, by_items(None))
+            assert answer.exact
+            assert answer.size > 1_000_000
+            assert answer.prediction.footprint.fits
+        alone.append(one_card.traced)
+    assert max(alone) <= 6, "of sizes up to 2 ** 27, which bisection halves 27 times"
+    assert both.traced < sum(alone), "the second card takes traces of the first"
 
 
 def test_traces_of_other_events_are_not_interpolated():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from memfit.device.hardware.catalogue import find_device
+from memfit.installation import release_number
 from memfit.job import Shape
 from memfit.mesh import MeshShape, parse_mesh
 from memfit.planner.live_bytes import live_bytes_of
@@ -14,7 +15,6 @@ from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.planner.suggestions.larger_hardware import larger_hardware
 from memfit.torch_compat.pipelining import OLDEST
-from memfit.torch_compat.versions import release_number
 from memfit.trace.step import Tracing, trace_job
 from tests.engine.pipeline_jobs import Counted
 from tests.engine.tensor_jobs import Words

@@ -11,6 +11,7 @@ import torch
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.device.hardware.cluster import cluster_of
 from memfit.errors import InputError
+from memfit.installation import release_number
 from memfit.mesh import MeshShape
 from memfit.planner.mesh_search import mesh_choice
 from memfit.planner.mesh_search.mesh_choice import find_any_plan, find_mesh_plan
@@ -20,7 +21,6 @@ from memfit.planner.request import PlanRequest
 from memfit.planner.search.engine_search import Answer
 from memfit.planner.search.search import find_plan
 from memfit.torch_compat.pipelining import OLDEST
-from memfit.torch_compat.versions import release_number
 from testing.large_nets import Dit
 from tests.engine.expert_jobs import Mixture
 from tests.engine.tensor_jobs import Tied, Unplanned, Words

@@ -8,6 +8,7 @@ from torch import nn
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.device.hardware.cluster import GroupLink, cluster_of
+from memfit.installation import release_number
 from memfit.job import Loss, Shape
 from memfit.mesh import MeshShape, parse_mesh
 from memfit.planner.pipeline.stage_model import on_their_way
@@ -20,7 +21,6 @@ from memfit.planner.timing.mesh_time import DataTraffic, MeshCommunication
 from memfit.planner.timing.pipeline_time import PipelineTime
 from memfit.planner.timing.schedule_time import schedule_seconds
 from memfit.torch_compat.pipelining import OLDEST
-from memfit.torch_compat.versions import release_number
 from memfit.trace.step import Tracing
 from tests.engine.pipeline_jobs import Counted
 from tests.planner.simulated_pipeline import simulated_1f1b

@@ -12,6 +12,7 @@ from torch import nn
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.engine.pipeline_cut import cut_into_stages
 from memfit.geometry import split
+from memfit.installation import release_number
 from memfit.job import Shape
 from memfit.mesh import MeshShape
 from memfit.plan import read_plan, write_plan
@@ -25,7 +26,6 @@ from memfit.planner.predict import predict
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.torch_compat.pipelining import OLDEST
-from memfit.torch_compat.versions import release_number
 from memfit.trace.step import Tracing
 from tests.engine.pipeline_jobs import Counted, Decoded, Stacked
 from tests.planner.simulated_pipeline import simulated_1f1b

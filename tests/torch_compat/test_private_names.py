@@ -10,10 +10,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler
 
+from memfit.installation import release_number
 from memfit.torch_compat import FakeTensorMode
 from memfit.torch_compat.distributed import OffsetBasedRNGTracker
 from memfit.torch_compat.operators import ABSENT, has_operator
-from memfit.torch_compat.versions import release_number
 
 ROOT = Path(__file__).parents[2] / "memfit"
 DOCUMENTED = ("_foreach_", "_check")

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from memfit.installation import release_number
 from memfit.mesh import MeshShape
 from memfit.plan import read_plan, write_plan
 from memfit.torch_compat.context_parallel import OLDEST
-from memfit.torch_compat.versions import release_number
 from memfit.verify.verify_plan import on_ranks
 from tests.train.test_built_in_mesh_runs import WINDOWS, killed_after_a_window
 from tests.train.test_mesh_runs import planned_and_run, ran, same

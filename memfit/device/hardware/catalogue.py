@@ -6,14 +6,16 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 from memfit import toml
+from memfit.device.hardware.card_table import checked_card
 from memfit.errors import InputError
+from memfit.installation import release_number, version_of
 
 Entry = TypeVar("Entry")
 
@@ -61,6 +63,8 @@ class Device:
     """Held by a process outside the allocator: context, loaded kernels and libraries' handles."""
     context_low: int | None = None
     context_high: int | None = None
+    context_by_torch: tuple[TorchContext, ...] = ()
+    """The same where it differs by the version of torch, or was read from messages of one; see ``with_torch``."""
     nccl_bytes: int | None = None
     """Held by each communicator."""
     validated: bool = True
@@ -79,6 +83,18 @@ class Device:
         if self.compute_capability is None:
             return None
         return cublas_workspace_bytes(self.compute_capability)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchContext:
+    """What a process holds outside the allocator from one version of torch on."""
+
+    since: str
+    """The first minor version: "2.2"."""
+    low: int
+    usual: int
+    high: int
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,52 +253,13 @@ def read_cards(path: Path) -> dict[str, Device]:
         raise InputError(str(path), str(error), f"write {example.splitlines()[0]} and its figures") from error
     cards = {}
     for key, table in tables.items():
-        cards[key] = _checked_card(f"[{key}] of {path.name}", key, table)
+        where = f"[{key}] of {path.name}"
+        if ":" in key or key.lower() == "all" or _plain(key) in {_plain(own) for own in _own_catalogue()}:
+            raise InputError(where, "the catalogue has a device of that name", "write another name")
+        cards[key] = device_from(key, checked_card(where, key, table))
     if not cards:
         raise InputError(str(path), "no table of a card in it", f"write {', '.join(example.splitlines())}")
     return cards
-
-
-_TEXTS = ("name", "link", "network")
-_TRIPLES = ("context_bytes",)
-_FIGURES = (
-    "multiprocessors", "memory_bytes", "bf16_flops", "fp16_flops", "tf32_flops", "fp32_flops", "bandwidth",
-    "board_watts", "link_bytes", "network_bytes", "nccl_bytes",
-)  # fmt: skip
-_NEEDED = ("name", "compute_capability", "memory_bytes")
-
-
-def _checked_card(where: str, key: str, table: Any) -> Device:
-    known = (*_TEXTS, *_TRIPLES, *_FIGURES, "compute_capability")
-    if not isinstance(table, dict):
-        raise InputError(where, "not a table", f"write [{key}] above name = …")
-    if ":" in key or key.lower() == "all" or _plain(key) in {_plain(own) for own in _own_catalogue()}:
-        raise InputError(where, "the catalogue has a device of that name", "write another name")
-    for name in _NEEDED:
-        if name not in table:
-            raise InputError(where, f"no {name}", f"write {name} = …")
-    for name, entry in table.items():
-        value: Any = entry.get("value") if isinstance(entry, dict) else entry
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise InputError(f"{name} in {where}", "no figure of a card", f"write {near[0] if near else known[0]}")
-        if name in _TEXTS:
-            right, kind = isinstance(value, str) and bool(value), "a text"
-        elif name == "compute_capability":
-            right, kind = _are_counts(value, 2), "[major, minor]"
-        elif name in _TRIPLES:
-            right, kind = _are_counts(value, 3) and value == sorted(value), "[low, usual, high] bytes"
-        else:
-            right, kind = type(value) in (int, float) and 0 < value < 1e20, "a number above 0"
-        if not right:
-            raise InputError(f"{name} = {value!r} in {where}", f"not {kind}", f"write {name} = {kind}")
-    sourced = {name: table[name] if isinstance(table[name], dict) else {"value": table[name], "source": "added by you"}
-             for name in table if name not in (*_TEXTS, "compute_capability", "multiprocessors")}  # fmt: skip
-    return device_from(key, table | sourced)
-
-
-def _are_counts(value: Any, length: int) -> bool:
-    return isinstance(value, list) and len(value) == length and all(type(item) is int and item >= 0 for item in value)
 
 
 def _named(what: str, known: Mapping[str, Entry], name: str) -> Entry:
@@ -316,10 +293,26 @@ def with_memory(device: Device, nbytes: int) -> Device:
     return replace(device, memory_bytes=nbytes, usable_bytes=nbytes, sources=sources)
 
 
+def with_torch(device: Device, version: str) -> Device:
+    """The same device with what a process of this version of torch holds outside the allocator.
+
+    The newest entry of ``context_by_torch`` that is not newer than the version; as it is where there is none.
+    """
+    known = [each for each in device.context_by_torch if release_number(each.since) <= release_number(version)]
+    if not known:
+        return device
+    newest = max(known, key=lambda each: release_number(each.since))
+    sources = {**device.sources, "context_bytes": f"torch {newest.since} on: {newest.source}"}
+    return replace(
+        device, context_low=newest.low, context_bytes=newest.usual, context_high=newest.high, sources=sources
+    )
+
+
 def figures(device: Device) -> dict[str, Any]:
     """A device as plain data for JSON; unknown figures are null."""
     names = [name for name in Device.__dataclass_fields__ if name not in ("key", "name", "sources")]
     known = {name: getattr(device, name) for name in names}
+    known["context_by_torch"] = [asdict(each) for each in device.context_by_torch]
     return {
         "name": device.key, "card": device.name, **known,
         "cublas_workspace_bytes": device.cublas_workspace_bytes, "sources": device.sources,
@@ -333,14 +326,21 @@ def _split(table: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def device_from(key: str, table: dict[str, Any]) -> Device:
-    """A device from its table in the catalogue's format."""
+    """A device from its table in the catalogue's format, as the installed version of torch finds it."""
     held_back, unmeasured = _tables()["held_back"], _tables()["unmeasured_context"]
-    values, sources = _split(table)
+    by_torch = table.get("context_by_torch", {})
+    values, sources = _split({name: entry for name, entry in table.items() if name != "context_by_torch"})
     if "compute_capability" in values:
         values["compute_capability"] = tuple(values["compute_capability"])
         context = table.get("context_bytes", unmeasured)
         values["context_low"], values["context_bytes"], values["context_high"] = context["value"]
         sources["context_bytes"] = context["source"]
+        values["context_by_torch"] = tuple(_torch_context(since, entry) for since, entry in by_torch.items())
         values["usable_bytes"] = values["memory_bytes"] - held_back["value"]
         sources["usable_bytes"] = held_back["source"]
-    return Device(key=key, **values, sources=sources)
+    return with_torch(Device(key=key, **values, sources=sources), version_of("torch"))
+
+
+def _torch_context(since: str, entry: dict[str, Any]) -> TorchContext:
+    low, usual, high = entry["value"]
+    return TorchContext(since=since, low=low, usual=usual, high=high, source=entry["source"])

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from memfit.errors import InputError, describe, install_extra, is_installed
+from memfit.installation import release_number
 from memfit.script.stubs import stubbed
 from memfit.script.titan.target import PREFIX, TitanTarget
-from memfit.torch_compat.versions import release_number
 
 POLICY = "activation_checkpoint"
 """The setting of which each value is a class of its own."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from memfit.device.virtual.fake_group import fake_world
+from memfit.installation import release_number
 from memfit.script.titan.other_stages import other_stages
-from memfit.torch_compat.versions import release_number
 
 pytestmark = pytest.mark.skipif(
     release_number(torch.__version__) < (2, 13), reason="stages tell each other shapes from torch 2.13 on"

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from memfit.errors import is_installed
+from memfit.installation import release_number
 from memfit.script.command import parse_command, torchrun_variables
 from memfit.script.launch import trace_script
 from memfit.script.outcome import TraceRequest
 from memfit.script.titan.target import DEGREES
-from memfit.torch_compat.versions import release_number
 from memfit.trace.self_test import live_peaks
 from testing.ports import free_port
 from testing.truth import operator_names
