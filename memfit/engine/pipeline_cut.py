@@ -225,8 +225,11 @@ def _check_parameters(nets: Nets, paths: Sequence[str], modules: Sequence[nn.Mod
             if id(part) in inside:
                 continue
             seen = f"module {name}.{path}".rstrip(".") + f" on {where}"
-            if any(p is not None and p.requires_grad for p in own_parameters(part).values()):
-                raise InputError(seen, "it holds trained parameters outside of the modules that run in order", _HOOK)
+            trained = [own for own, p in own_parameters(part).items() if p is not None and p.requires_grad]
+            if trained:
+                why = f"it holds trained parameters outside of the modules that run in order: {', '.join(trained)}"
+                moved = "move them into a module of their own that runs in order, or leave pp out of the mesh"
+                raise InputError(seen, why, _HOOK if path else moved)
             if isinstance(part, BatchNormBase) and own_buffers(part):
                 raise InputError(seen, "it keeps running statistics outside of the modules that run in order", _HOOK)
 

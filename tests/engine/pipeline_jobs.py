@@ -202,6 +202,18 @@ class Outside(Stages):
             return self.scales(super().scale(tokens, x))
 
 
+class Shifted(Stages):
+    """A trained parameter of the net itself, which no hook can name."""
+
+    class Net(Stacked):
+        def __init__(self):
+            super().__init__()
+            self.shift, self.fixed = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.ones(1), requires_grad=False)
+
+        def scale(self, tokens, x):
+            return super().scale(tokens, x) + self.shift
+
+
 class Conditioned(Stages):
     """Every block is given what a module of the first stage gives."""
 
@@ -341,7 +353,9 @@ class Few(Stages):
 REFUSED = {
     Unplanned: "net 'net' on pp=2: transformers has no pipeline plan for MambaForCausalLM",
     Tied: "module net.lm_head on pp=2: it shares a parameter with net.model.embed_tokens",
-    Outside: "module net.scales on pp=2: it holds trained parameters outside of the modules",
+    Outside: "module net.scales on pp=2: it holds trained parameters outside of the modules that run",
+    Shifted: "module net on pp=2: it holds trained parameters outside of the modules that run in order: shift; "
+    "move them into a module of their own that runs in order, or leave pp out of the mesh",
     Conditioned: "on pp: it is given what a module of an earlier stage gives, beside the tensor",
     Reading: "its value is read, and another stage computes it",
     Skipping: "the loss on pp: it depends on what a module of an earlier stage gives",
