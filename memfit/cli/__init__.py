@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from memfit import no_memory
+from memfit.cli.device_arguments import with_each_device
 from memfit.cli.output import complain, prepare_output
 from memfit.cli.script_arguments import joined_scripts
 from memfit.cli.usage_errors import check_options, mistake, unknown_verb
@@ -73,10 +74,11 @@ class Verbs(click.Group):
             raise unknown_verb(args[0], VERBS)
         if not ctx.resilient_parsing:
             args = joined_scripts(args)
-        resolved = super().resolve_command(ctx, args)
-        if resolved[1] is not None and not ctx.resilient_parsing:
-            check_options(resolved[1], resolved[2])
-        return resolved
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            rest = with_each_device(command, rest)
+            check_options(command, rest)
+        return name, command, rest
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         with _aborted_quietly():

@@ -49,7 +49,7 @@ fresh_option = click.option(
 
 
 def _device_names(default: str) -> Callable[[Command], Command]:
-    words = f"A card of the catalogue (memfit devices), or cpu; may be repeated, or all. Default: {default}."
+    words = f"A card of the catalogue (memfit devices), or cpu; several, or all. Default: {default}."
     return click.option("--device", "device_names", metavar="NAME", multiple=True, help=words)
 
 
