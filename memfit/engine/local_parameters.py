@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
+from memfit.engine.own_gradients import with_own_gradient
 from memfit.nested_tensors import tensors_in
 from memfit.replaced_methods import replaced_method
 from memfit.torch_compat.attributes import own_parameters
@@ -56,7 +57,7 @@ class LocalParameters:
         own: dict[str, Any] = own_parameters(module)
         held = {key: value for key, value in own.items() if isinstance(value, DTensor)}
         for key, parameter in held.items():
-            own[key] = self._read(parameter.to_local())
+            own[key] = self._read(with_own_gradient(parameter.to_local()))
         return lambda: own.update(held)
 
     @contextmanager
