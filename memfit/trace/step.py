@@ -98,15 +98,18 @@ class Tracing:
         return self.mesh.pp if self.mesh is not None else 1
 
     def shape_of(self, job: Job, units: int) -> Shape:
-        """The shape of a micro-batch of so many units. Where ranks divide its tokens, it is as long as they divide."""
-        shape = shape_of(job, units)
+        """The shape of a micro-batch of so many units, as ``divided`` has it."""
+        return self.divided(job, shape_of(job, units))
+
+    def divided(self, job: Job, shape: Shape) -> Shape:
+        """The shape; where ranks divide its tokens, as long as they divide."""
         if shape.length is None or self.mesh is None:
             return shape
         parts = self.mesh.tp if self.engine_choices.get("sequence_parallel") else 1
         if self.mesh.cp > 1:
             parts *= self.mesh.cp * (2 if job.causal_attention else 1)
-        divided = -(-shape.length // parts) * parts
-        return replace(shape, length=min(divided, job.longest or divided))
+        length = -(-shape.length // parts) * parts
+        return replace(shape, length=min(length, job.longest or length))
 
 
 def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:

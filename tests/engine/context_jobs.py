@@ -136,6 +136,24 @@ class Reconstructed(Encoded):
         }
 
 
+class Long(Divided):
+    """Sequences of one length."""
+
+    tokens: int = 16
+
+    def batch(self, shape):
+        return {name: torch.zeros(shape.items, self.tokens, dtype=torch.int64) for name in super().batch(shape)}
+
+
+class Tokens(Divided):
+    """Sequences of lengths that are asked for."""
+
+    longest: int | None = LENGTH
+
+    def batch(self, shape):
+        return {name: torch.zeros(shape.items, shape.length, dtype=torch.int64) for name in super().batch(shape)}
+
+
 CARRIED = {
     "divided llama": Divided,
     "divided llama, known": Known,

@@ -16,7 +16,7 @@ from memfit.job import Shape
 from memfit.mesh import MeshShape
 from memfit.torch_compat.context_parallel import OLDEST
 from memfit.trace.step import Tracing, trace_job
-from tests.engine.context_jobs import REFUSED, Divided
+from tests.engine.context_jobs import REFUSED, Long
 from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.mesh_ranks import UNDIVIDED
 from tests.engine.rank_steps import CONTEXT_CASES
@@ -63,15 +63,6 @@ def test_sequences_that_cannot_be_divided_are_refused_by_name(tmp_path):
 def test_a_mesh_that_is_not_carried_is_refused(mesh):
     with pytest.raises(InputError, match="ranks of one sequence are not carried together with"):
         engine_of(mesh)
-
-
-class Long(Divided):
-    """Sequences of one length, whose parts on two ranks are a quarter of it."""
-
-    tokens: int = 16
-
-    def batch(self, shape):
-        return {name: torch.zeros(shape.items, self.tokens, dtype=torch.int64) for name in super().batch(shape)}
 
 
 @pytest.mark.parametrize(("tokens", "precision"), [(64, "fp32"), (64, "bf16"), (128, "fp32")])

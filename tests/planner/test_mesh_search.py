@@ -22,6 +22,7 @@ from memfit.planner.search.engine_search import Answer
 from memfit.planner.search.search import find_plan
 from memfit.torch_compat.pipelining import OLDEST
 from testing.large_nets import Dit
+from tests.engine.context_jobs import Tokens
 from tests.engine.expert_jobs import Mixture
 from tests.engine.tensor_jobs import Tied, Unplanned, Words
 
@@ -64,6 +65,15 @@ def test_sequences_are_divided_where_a_job_names_them():
     meshes = {str(mesh) for family in mesh_families(8, sequences=True) for mesh in family.meshes}
     assert {"dp_shard=2,cp=2,tp=2", "dp_shard=4,cp=2"} <= meshes
     assert not any({"cp", "pp"} <= set(mesh.split("=")) for mesh in meshes)
+
+
+@pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses cp and pp before torch 2.13")
+def test_sequences_are_traced_as_long_as_ranks_divide_them():
+    """Two sequences of 13 tokens at once are no 4 parts."""
+    made = find_mesh_plan(Tokens(precision="bf16"), request(4, 1, 26))
+    remarks = {str(row.mesh): row.remark for row in made.meshes if row.mesh.cp == 2}
+    assert "dp_replicate=2,cp=2" in remarks
+    assert not any("does not divide" in remark for remark in remarks.values())
 
 
 def test_the_plan_has_the_fastest_mesh_and_the_ladder_has_all_others(words):

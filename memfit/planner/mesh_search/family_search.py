@@ -21,7 +21,6 @@ from memfit.device.hardware.catalogue import Device, nccl_bytes
 from memfit.device.hardware.cluster import GroupLink
 from memfit.engine.capabilities import CAPABILITIES, dimensions
 from memfit.engine.stage_bounds import FIRST_MODULES
-from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.mesh import MeshShape, communicators
 from memfit.plan import PhasePolicy
@@ -102,7 +101,7 @@ class FamilySearch:
         yield from (self._too_large(mesh) for mesh in self.family.meshes if mesh not in possible)
         if not possible:
             return
-        first = shape_of(self.job, min(self.job.longest or 2, self._share))
+        first = self.how.shape_of(self.job, min(self.job.longest or 2, self._share))
         with open_traced_job(self.job, self.how, first, self._links(self.family.meshes[0])) as traced_job:
             self.state_per_byte = self._traced_state(traced_job)
             least = self._least_seconds(traced_job)
@@ -158,7 +157,7 @@ class FamilySearch:
 
     def _least_seconds(self, traced_job: TracedJob) -> float:
         """Seconds of a window that recomputes nothing and waits for no other replica or shard: its share at once."""
-        kept = traced_job.kept(shape_of(self.job, self._share), accumulated=False)
+        kept = traced_job.kept(self.how.shape_of(self.job, self._share), accumulated=False)
         return traced_job.total_seconds(kept) + traced_job.step_seconds()
 
     def _searched(self, traced_job: TracedJob, mesh: MeshShape) -> tuple[MeshRow, float]:

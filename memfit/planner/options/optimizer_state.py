@@ -8,7 +8,6 @@ import numpy as np
 
 from memfit.apply.state_streaming import left_on_the_device, parts_by_size
 from memfit.engine.capabilities import CAPABILITIES, WHOLE_STATE
-from memfit.geometry import shape_of
 from memfit.job import is_trained
 from memfit.plan import MemoryOption
 from memfit.planner.live_bytes import fall, highest, live_bytes_of
@@ -121,7 +120,7 @@ def _parts_on_host(context: OptionContext) -> MemoryOption:
         saved: dict[str, int | None] = dict.fromkeys(context.phases)
         return memory_option(context, name, False, saved, reason, seconds=None, unknown=unknown)
     there = replace(how, engine_choices={**how.engine_choices, CPU_OFFLOAD: False})
-    trace = trace_job(context.job, shape_of(context.job, context.candidate.geometry.micro_batch), there)
+    trace = trace_job(context.job, there.shape_of(context.job, context.candidate.geometry.micro_batch), there)
     saves = fall(live_bytes_of(trace, context.device).peaks(), context.peaks)
     reason = f"{CPU_OFFLOAD}: with parts of parameters and gradients; see the reason for engine_choices"
     return memory_option(

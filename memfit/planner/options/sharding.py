@@ -7,7 +7,6 @@ from dataclasses import replace
 from memfit.device.hardware.catalogue import interconnect_of
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.errors import InputError
-from memfit.geometry import shape_of
 from memfit.mesh import MeshShape
 from memfit.plan import MemoryOption
 from memfit.planner.live_bytes import fall, live_bytes_of
@@ -39,7 +38,7 @@ def sharding(context: OptionContext) -> MemoryOption:
     other = "ddp" if applied else "fsdp2"
     how = replace(context.full_step.how, engine=other, mesh=None, engine_choices={})
     try:
-        trace = trace_job(context.job, shape_of(context.job, candidate.geometry.micro_batch), how)
+        trace = trace_job(context.job, how.shape_of(context.job, candidate.geometry.micro_batch), how)
     except InputError as error:
         unknown = f"{other} cannot carry the job: {error}"
         return memory_option(context, name, applied, dict.fromkeys(context.phases), "", seconds=None, unknown=unknown)
@@ -69,10 +68,8 @@ def _sharding_of_parts(context: OptionContext, mesh: MeshShape) -> MemoryOption:
     choices = {key: value for key, value in context.full_step.how.engine_choices.items() if key not in OF_SHARDS}
     why = "--mesh sets it" if applied else "replicas fit"
     try:
-        trace = trace_job(
-            context.job, shape_of(context.job, context.candidate.geometry.micro_batch),
-            replace(context.full_step.how, mesh=other, engine_choices=choices),
-        )  # fmt: skip
+        how = replace(context.full_step.how, mesh=other, engine_choices=choices)
+        trace = trace_job(context.job, how.shape_of(context.job, context.candidate.geometry.micro_batch), how)
     except InputError as error:
         unknown = f"the mesh {other} cannot carry the job: {error}"
         saved: dict[str, int | None] = dict.fromkeys(context.phases)

@@ -15,7 +15,6 @@ from memfit.apply.phase_memory import with_settings
 from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
 from memfit.footprint import Footprint
-from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.planner.predict import checkpoint_all, footprint_on, plain_nets
 from memfit.trace.step import Tracing, trace_job
@@ -87,7 +86,7 @@ def _least(job: Job, how: Tracing, device: Device) -> Footprint:
     """The job at its smallest micro-batch, every block recomputed."""
     modes = checkpoint_all(job, plain_nets(job))
     how = replace(how, checkpointing=modes, micro_batches=2)
-    return footprint_on(trace_job(job, shape_of(job, job.longest or 1), how), device)
+    return footprint_on(trace_job(job, how.shape_of(job, job.longest or 1), how), device)
 
 
 def _takes(seen: Footprint) -> int:
