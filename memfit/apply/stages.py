@@ -6,7 +6,8 @@ from the shapes of a batch's tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -63,13 +64,22 @@ def backwards_of_stages(
     def probe(batch: list[Any]) -> None:
         losses_of(train_state, turn, batch[0], shared.values)
 
+    @contextmanager
+    def parts(same: Sequence[StageInput]) -> Iterator[None]:
+        batches = [micro.batch[0] for micro in same]
+        with engine.divide_sequences(train_state.job, train_state.nets, batches) as given:
+            del batches
+            for micro in same:
+                micro.batch[:] = [given.pop(0)] * len(micro.batch)
+            yield
+
     inputs = []
     for micro in micro_batches:
         mark("fetch")
         batch = [shared.fetch(turn, micro, alone=len(micro_batches) == 1)] * len(engine.held_stages)
-        inputs.append(_input(train_state, turn.name, batch[0], partial(probe, batch), partial(loss_of, micro, batch)))
+        inputs.append(_input(train_state, turn.name, batch, partial(probe, batch), partial(loss_of, micro, batch)))
     with engine.accumulating(train_state.nets, True, True), BackwardMistakes(turn):
-        engine.run_stages(inputs, train_state.device, after)
+        engine.run_stages(inputs, train_state.device, after, parts)
     shared.end(turn)
     if is_fake(engine) and not engine.computes_losses:
         counted = [micro for micro in micro_batches if micro.counts]
@@ -94,7 +104,7 @@ def validated_by_stages(train_state: TrainState, batch: Any) -> Any:
     def probe() -> None:
         train_state.job.validate(train_state.nets, batch)
 
-    engine.run_stages([_input(train_state, "validate", batch, probe, validate)], train_state.device)
+    engine.run_stages([_input(train_state, "validate", [batch], probe, validate)], train_state.device)
     if is_fake(engine):
         return given[0] if given else {}
     values = map_tensors(given[0], lambda tensor: tensor.detach().cpu()) if given else None
@@ -102,7 +112,7 @@ def validated_by_stages(train_state: TrainState, batch: Any) -> Any:
 
 
 def _input(
-    train_state: TrainState, name: str, batch: Any, probe: Callable[[], Any], compute: Callable[[], Any]
+    train_state: TrainState, name: str, batch: list[Any], probe: Callable[[], Any], compute: Callable[[], Any]
 ) -> StageInput:
     """A micro-batch for a schedule, which draws the random numbers that it draws when it is fetched and run at once."""
     drawn = random_state(train_state.device)
@@ -111,7 +121,8 @@ def _input(
         set_random_state(drawn, train_state.device)
         return run()
 
-    return StageInput(key=_key(name, batch), probe=partial(begin, probe), compute=partial(begin, compute))
+    key = _key(name, batch[0])
+    return StageInput(key=key, probe=partial(begin, probe), compute=partial(begin, compute), batch=batch)
 
 
 def _key(name: str, batch: Any) -> Hashable:

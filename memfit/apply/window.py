@@ -199,10 +199,10 @@ def _backwards(
         mark("fetch")
         batch = shared.fetch(turn, micro, alone=len(micro_batches) == 1)
         last, parts = index == len(micro_batches) - 1, engine.context_ranks
-        divided = engine.divide_sequences(train_state.job, train_state.nets, batch) if parts > 1 else None
+        divided = engine.divide_sequences(train_state.job, train_state.nets, [batch]) if parts > 1 else None
         with engine.accumulating(train_state.nets, last, shared_by_ranks), divided or NOTHING as part:
-            if divided is not None:
-                batch = part
+            if part is not None:
+                batch = part.pop()
             mark("forward")
             del part
             kept = kept_gradients(train_state, turn) if index == 1 else ()

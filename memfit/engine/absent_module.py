@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from memfit.engine.function_caches import without_fake_results
 from memfit.errors import InputError
 from memfit.torch_compat import FakeTensorMode, disable_current_modes, tree_flatten, tree_map
+from memfit.torch_compat.context_parallel import without_rings
 
 _MARK = "_memfit_absent"
 _READS = (
@@ -101,7 +102,7 @@ class StandIn:
     def _shapes(self, args: Any, kwargs: Any) -> Any:
         with (
             disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]), without_fake_results(),
-            self._mode,
+            without_rings(), self._mode,
         ):  # fmt: skip
 
             def fake(value: Any) -> Any:

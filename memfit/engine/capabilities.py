@@ -89,9 +89,9 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
     if "dp_replicate" in needed and needed & {"tp", "ep", "dp_shard_in_ep"} and "dp_shard" not in needed:
         why = "replicas of layers that are cut are carried only where they are sharded too"
         raise InputError(f"--mesh {mesh}", why, f"write dp_shard={mesh.dp_replicate} instead of dp_replicate")
-    for other in sorted(needed & {"pp", "ep"}) if "cp" in needed else ():
-        why = f"ranks of one sequence are not carried together with {other}"
-        raise InputError(f"--mesh {mesh}", why, "write cp with dp_replicate, dp_shard or tp, or leave it out")
+    if needed >= {"cp", "ep"}:
+        why = "ranks of one sequence are not carried together with ep"
+        raise InputError(f"--mesh {mesh}", why, "write cp with dp_replicate, dp_shard, tp or pp, or leave it out")
     able = [name for name, does in CAPABILITIES.items() if needed <= set(does.mesh_dimensions)]
     if engine is None:
         return able[0]

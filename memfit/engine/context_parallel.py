@@ -13,7 +13,7 @@ recurrence: ``memfit verify`` shows that the steps are not those of one rank.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -54,17 +54,21 @@ def check_divides_sequences(job: Job) -> None:
 
 
 @contextmanager
-def divide_sequences(job: Job, nets: Nets, batch: Any, mesh: DeviceMesh) -> Iterator[Any]:
-    """Context of a micro-batch's forward and backward; gives the batch with this rank's part of each sequence.
+def divide_sequences(
+    job: Job, nets: Nets, batches: Sequence[Any], mesh: DeviceMesh, over_stages: Callable[[int], int] = int
+) -> Iterator[Any]:
+    """Context of the forwards and backwards of micro-batches of one shape; gives the batches with this rank's part of
+    each sequence.
 
     Args:
-        batch: as the job's ``collate`` gave it; stays as it is.
+        batches: as the job's ``collate`` gave them; stay as they are.
         mesh: of one dimension.
+        over_stages: sums a number over the stages of a pipeline.
 
     Raises:
         InputError: what the job names cannot be cut, or attention needs what torch's rings do not have.
     """
-    buffers, dimensions = _named(job, nets, batch, mesh.size())
+    buffers, dimensions = _named(job, nets, batches, mesh.size())
     of_nets = {id(buffer) for net in nets.values() for buffer in net.buffers()}
     copies = {
         id(buffer): buffer.clone(memory_format=torch.contiguous_format)
@@ -76,7 +80,7 @@ def divide_sequences(job: Job, nets: Nets, batch: Any, mesh: DeviceMesh) -> Iter
         in_batch.add(id(tensor))
         return copies.get(id(tensor), tensor)
 
-    given = map_tensors(batch, replaced)
+    given = map_tensors(list(batches), replaced)
     if copies.keys() - in_batch:
         raise InputError(_seen(job), "it names a tensor that is neither in the batch nor a buffer of a net", _WRITE)
     cut = [copies.get(id(buffer), buffer) for buffer in buffers]
@@ -88,7 +92,8 @@ def divide_sequences(job: Job, nets: Nets, batch: Any, mesh: DeviceMesh) -> Iter
         stack.enter_context(_mistakes(job))
         if not _seen_attention.issuperset(nets.values()):
             lengths = {tensor.shape[dimension] for tensor, dimension in zip(cut, dimensions, strict=True)}
-            stack.enter_context(_AttentionCheck(job, nets, lengths))
+            stack.enter_context(_AttentionCheck(job, nets, lengths, over_stages))
+        del buffers  # whole sequences, which nothing needs any more
         yield given
 
 
@@ -98,12 +103,13 @@ class _AttentionCheck(TorchFunctionMode):
 
     Args:
         lengths: of a rank's part of a sequence, in tokens.
+        over_stages: sums a number over the stages of a pipeline, of which one may have no attention.
     """
 
-    def __init__(self, job: Job, nets: Nets, lengths: Set[int]) -> None:
+    def __init__(self, job: Job, nets: Nets, lengths: Set[int], over_stages: Callable[[int], int]) -> None:
         super().__init__()
         self._where, self._nets, self._calls = f"job {type(job).__name__} on cp", nets, 0
-        self._lengths = lengths
+        self._lengths, self._over_stages = lengths, over_stages
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _ATTENTION:
@@ -125,7 +131,7 @@ class _AttentionCheck(TorchFunctionMode):
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
         super().__exit__(kind, *rest)
-        if kind is None and self._calls == 0:
+        if kind is None and self._over_stages(self._calls) == 0:
             why = "no net called torch's scaled_dot_product_attention, so no token saw those of other ranks"
             raise InputError(self._where, why, f"compute attention by it, or {_ALONE}")
         if kind is None:
@@ -150,11 +156,21 @@ def _seen(job: Job) -> str:
     return f"{type(job).__name__}.context_buffers()"
 
 
-def _named(job: Job, nets: Nets, batch: Any, ranks: int) -> tuple[list[Tensor], list[int]]:
-    """What the job names: tensors, and the dimension of the sequence in each.
+def _named(job: Job, nets: Nets, batches: Sequence[Any], ranks: int) -> tuple[list[Tensor], list[int]]:
+    """What the job names of batches of one shape: tensors, each once, and the dimension of the sequence in each.
 
     Raises:
-        InputError: it is no such list, or the sequences cannot be cut into so many parts.
+        InputError: as of ``_named_of_batch``.
+    """
+    pairs = {id(pair[0]): pair for batch in batches for pair in _named_of_batch(job, nets, batch, ranks)}
+    return [tensor for tensor, _ in pairs.values()], [dimension for _, dimension in pairs.values()]
+
+
+def _named_of_batch(job: Job, nets: Nets, batch: Any, ranks: int) -> Sequence[tuple[Tensor, int]]:
+    """What the job names.
+
+    Raises:
+        InputError: it is no list of tensors and dimensions, or the sequences cannot be cut into so many parts.
     """
     given = job.context_buffers(nets, batch)
     if not isinstance(given, Sequence) or not given:
@@ -171,7 +187,7 @@ def _named(job: Job, nets: Nets, batch: Any, ranks: int) -> tuple[list[Tensor], 
     if lengths[0] % parts:
         why = f"a sequence of {lengths[0]} does not divide by {parts}"
         raise InputError(f"{_seen(job)} on cp={ranks}", why, f"pad sequences to a multiple of {parts} in collate()")
-    return [tensor for tensor, _ in given], [dimension for _, dimension in given]
+    return given
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -29,9 +30,9 @@ class DataParallelMixin:
         """A rank has whole sequences."""
         return 1
 
-    def divide_sequences(self, job: Job, nets: Nets, batch: Any) -> AbstractContextManager[Any]:
-        """The batch, with whole sequences."""
-        return nullcontext(batch)
+    def divide_sequences(self, job: Job, nets: Nets, batches: Sequence[Any]) -> AbstractContextManager[list[Any]]:
+        """The batches, with whole sequences."""
+        return nullcontext(list(batches))
 
     @property
     def data_world(self) -> int:

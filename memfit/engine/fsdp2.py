@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -184,9 +184,18 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             if last and isinstance(net, FSDPModule):
                 net.reshard()
 
-    def divide_sequences(self, job: Job, nets: Nets, batch: Any) -> AbstractContextManager[Any]:
-        """The batch with a part of each sequence on ``cp`` ranks, else as it is."""
-        return divide_sequences(job, nets, batch, self.mesh[CONTEXT]) if self.context_ranks > 1 else nullcontext(batch)
+    @contextmanager
+    def divide_sequences(self, job: Job, nets: Nets, batches: Sequence[Any]) -> Iterator[list[Any]]:
+        """The batches with a part of each sequence on ``cp`` ranks, else as they are."""
+        if self.context_ranks == 1:
+            yield list(batches)
+            return
+        with divide_sequences(job, nets, batches, self.mesh[CONTEXT], self._over_stages) as parts:
+            yield parts
+
+    def _over_stages(self, number: int) -> int:
+        """The sum of a number over the stages of a pipeline; here there is one."""
+        return number
 
     def categorised(self, nets: Nets) -> Iterator[tuple[Tensor, str]]:
         """Gradients that a rank holds whole, until they are scattered."""

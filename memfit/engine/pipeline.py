@@ -16,6 +16,10 @@ too, ``fully_shard`` sums what it has scattered over them (HSDP).
 On ``pp`` x ``tp`` ranks the layers of each stage are cut (``cut_layers``). A rank sends to, and receives from, the rank
 of the next stage and of the one before that has its place among the ``tp`` ranks; what passes is whole on each of them.
 
+On ``pp`` x ``cp`` ranks each rank of a stage computes its part of the sequences of a schedule's micro-batches, within
+one ``context_parallel`` around the whole schedule, as torchtitan has it. Stages are sharded over them, as over those of
+``dp_shard``.
+
 Left out: turns of several nets, fp16 (each stage would scale its gradients by itself), parameters that stages share,
 tokens that are divided between stages (``sequence_parallel``).
 """
@@ -24,7 +28,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -35,7 +39,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from memfit.blocks import find_module
-from memfit.engine.collectives import gather
+from memfit.engine.collectives import gather, is_fake
+from memfit.engine.context_parallel import check_divides_sequences
 from memfit.engine.ddp import Ddp
 from memfit.engine.expert_parallel import EXPERTS
 from memfit.engine.fsdp2 import Fsdp2, check_units, reshard, scale_gradients, total_norm, unsharded_gradients
@@ -49,7 +54,7 @@ from memfit.engine.stage_state import StageState
 from memfit.engine.tensor_parallel import TENSOR
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
-from memfit.mesh import dimensions_inside
+from memfit.mesh import SHARDING, dimensions_inside
 from memfit.torch_compat.attributes import local_tensor
 from memfit.torch_compat.distributed import complete_cpu_streams
 from memfit.torch_compat.pipelining import check_pipelining, in_schedules, run_schedule
@@ -124,9 +129,14 @@ class Pipeline(Fsdp2):
         return self.mesh.get_group(PIPELINE)
 
     @property
+    def _is_sharded(self) -> bool:
+        """Whether ranks hold parts of their stage."""
+        return any(self.ranks_in(name) > 1 for name in SHARDING)
+
+    @property
     def _stage_replicas(self) -> Ddp | None:
         """The ranks that hold this stage whole; None: there are no others, or ``fully_shard`` sums over them."""
-        if self.ranks_in(REPLICAS) == 1 or self.ranks_in(SHARDS) > 1:
+        if self.ranks_in(REPLICAS) == 1 or self._is_sharded:
             return None
         return Ddp(rank=self.data_rank, world=self.data_world, mesh=self.mesh[REPLICAS])
 
@@ -164,6 +174,8 @@ class Pipeline(Fsdp2):
             return
         check_pipelining()
         check_shared(job, self.name)
+        if self.context_ranks > 1:
+            check_divides_sequences(job)
         complete_cpu_streams()
         self._replicas.place(job, nets)
         self._own.state = StageState.of(job, nets, self._group)
@@ -188,7 +200,7 @@ class Pipeline(Fsdp2):
         for stage in self.held_stages:
             paths = [forward.cut.paths[number] for number in forward.cut.modules_of(stage)]
             module = StageModule(forward, stage, [find_module(nets, path) for path in paths])
-            if self.ranks_in(SHARDS) > 1:
+            if self._is_sharded:
                 check_units(module, {f"held.{i}": path for i, path in enumerate(paths)})
                 self._shard(job, module, reshard_after_forward=False)
             modules.append(module)
@@ -207,11 +219,16 @@ class Pipeline(Fsdp2):
         return self._own.state
 
     def run_stages(
-        self, inputs: Sequence[StageInput], device: torch.device, after: Callable[[], None] | None = None
+        self,
+        inputs: Sequence[StageInput],
+        device: torch.device,
+        after: Callable[[], None] | None = None,
+        within: Callable[[Sequence[StageInput]], AbstractContextManager[None]] = lambda inputs: nullcontext(),
     ) -> None:
         """Runs the micro-batches through all stages; every rank calls it with as many.
 
         Args:
+            within: a context for the forwards and backwards of some of them.
             after: called after each forward, whose backward then runs; None: there is none.
 
         Raises:
@@ -220,11 +237,10 @@ class Pipeline(Fsdp2):
         begins = set(shape_changes(inputs))
         if self.data_world > 1:  # a schedule gathers and scatters, so that all ranks of a stage have the same ones
             begins = {begin for rank in gather(self, tuple(begins)) for begin in rank}
-        for module in self._own.modules:
-            module.probe(inputs)
         for same in divided(inputs, begins, partial(in_schedules, self.schedule, ranks=self.stages)):
-            with without_wrapping(), ExitStack() as running:
+            with within(same), without_wrapping(), ExitStack() as running:
                 for module in self._own.modules:
+                    module.probe(same)
                     running.enter_context(module.running(same, after))
                 stages = [module.scheduled(same[0].key) for module in self._own.modules]
                 passed = [tensor for stage in stages for tensor in (stage.received, stage.sent) if tensor is not None]
@@ -244,6 +260,14 @@ class Pipeline(Fsdp2):
     @property
     def _modules(self) -> Nets:
         return {f"stage {module.stage}": module for module in self._own.modules}
+
+    def _over_stages(self, number: int) -> int:
+        """The sum; where ranks are simulated, the other stages are taken to have one."""
+        if is_fake(self):
+            return number + 1
+        numbers: list[Any] = [None] * self.stages
+        dist.all_gather_object(numbers, number, group=self._group)
+        return sum(numbers)
 
     def of_last_stage(self, value: Any) -> Any:
         """The last stage's value, on every rank of the pipeline; all call it."""
@@ -284,7 +308,7 @@ class Pipeline(Fsdp2):
 
     def share_buffers(self, nets: Nets) -> None:
         """Each stage has its own running statistics: those of the first of its ranks."""
-        groups = [self.mesh.get_group(name) for name in (REPLICAS, SHARDS) if self.ranks_in(name) > 1]
+        groups = [self.mesh.get_group(name) for name in (REPLICAS, *SHARDING) if self.ranks_in(name) > 1]
         for net in nets.values():
             if is_trained(net):
                 for buffer in net.buffers():

@@ -100,9 +100,9 @@ class Engine(Protocol):
                 (``Job.unsynchronised``).
         """
 
-    def divide_sequences(self, job: Job, nets: Nets, batch: Any) -> AbstractContextManager[Any]:
-        """A context for the forward and backward of one micro-batch, where ``context_ranks`` is above 1: gives the
-        batch with this rank's part of its sequences.
+    def divide_sequences(self, job: Job, nets: Nets, batches: Sequence[Any]) -> AbstractContextManager[list[Any]]:
+        """A context for the forwards and backwards of micro-batches of one shape, where ``context_ranks`` is above 1:
+        gives the batches with this rank's part of their sequences, in a list that may be emptied.
 
         Raises:
             InputError: the sequences cannot be divided.

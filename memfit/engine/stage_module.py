@@ -27,11 +27,14 @@ class StageInput:
         key: what the shapes that stages pass on follow from.
         probe: the forward, for the shapes alone.
         compute: the forward.
+        batch: what both are given, once for each stage of the rank; the last of its items is a forward's, which takes
+            it out.
     """
 
     key: Hashable
     probe: Compute
     compute: Compute
+    batch: list[Any]
 
 
 class StageModule(nn.Module):

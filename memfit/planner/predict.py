@@ -162,7 +162,8 @@ def binding_ranks(
 
     Of ranks that hold parts of a sequence it is the first, whose shards are largest, or the last, for whose part
     attention computes most. Of a pipeline's ranks that hold the same modules it is the first, on which most
-    micro-batches are on their way, and of those that hold parts of the same stage the first too.
+    micro-batches are on their way, and of those that hold parts of the same stage the first too, or the last of its
+    sequence.
 
     Args:
         engine_choices: a pipeline's schedule, and the first modules of its stages.
@@ -171,7 +172,8 @@ def binding_ranks(
     if mesh is not None and mesh.pp > 1:
         choices = engine_choices or {}
         places = distinct_ranks(job, nets, mesh.pp, schedule_of(choices), choices.get(FIRST_MODULES, ()))
-        return tuple(place * (world // mesh.pp) for place in places)
+        ends = dict.fromkeys((BINDING_RANK, last_of_sequence(mesh)))
+        return tuple(place * (world // mesh.pp) + end for place in places for end in ends)
     if mesh is not None and mesh.cp > 1:
         return (BINDING_RANK, last_of_sequence(mesh))
     if not does.is_deepspeed or does.shards_weights or world == 1:
@@ -182,7 +184,7 @@ def binding_ranks(
 
 
 def last_of_sequence(mesh: MeshShape) -> int:
-    """The rank with the last part of the first share's sequences."""
+    """The rank with the last part of the first share's sequences, of those of a stage."""
     return (mesh.cp - 1) * mesh.tp
 
 
@@ -197,11 +199,11 @@ def binding_reason(mesh: MeshShape) -> str:
     if mesh.cp > 1:
         ends = f"of ranks of one sequence those with the largest shards (cp 0) and most attention (cp {mesh.cp - 1})"
         ends = f"{ends} were traced"
-        return f"{ends}; {parts}" if cut else ends
+        parts = f"{ends}; {parts}" if cut else ends
     if mesh.pp == 1:
         return parts
     stages = "of stages that hold the same modules the first needs most, and of the others all were traced"
-    return f"{stages}; of a stage {parts}" if cut else stages
+    return f"{stages}; within a stage, {parts}" if cut or mesh.cp > 1 else stages
 
 
 def check_world(world: int, mesh: MeshShape | None) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional
 
 from memfit.errors import InputError
 from memfit.installation import release_number
@@ -76,6 +77,23 @@ def divided_sequences(
             yield
     finally:
         options.enable_load_balance = before
+
+
+@contextmanager
+def without_rings() -> Iterator[None]:
+    """Context of forwards in which nothing is computed: attention is torch's own, of a rank's part alone, and no mode
+    for functions sees it."""
+    rings, inside = _rings(), functional.scaled_dot_product_attention
+    if inside not in rings._replaced_functions:
+        yield
+        return
+    name, own = rings._replaced_functions[inside]
+    setattr(functional, name, own)
+    try:
+        with torch._C.DisableTorchFunction():
+            yield
+    finally:
+        setattr(functional, name, inside)
 
 
 def in_rings(error: BaseException) -> bool:

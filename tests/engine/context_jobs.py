@@ -136,6 +136,31 @@ class Reconstructed(Encoded):
         }
 
 
+CARRIED = {
+    "divided llama": Divided,
+    "divided llama, known": Known,
+    "divided encoder": Encoded,
+    "divided losses": Reconstructed,
+}
+
+
+class Validated(Divided):
+    """A validation sees whole sequences."""
+
+    def nets(self):
+        torch.manual_seed(2)
+        return {"net": LlamaForCausalLM(LlamaConfig(**SIZES | {"num_hidden_layers": 3}, **HEADS))}
+
+    def validate(self, nets, batch):
+        return {"loss": self.loss(nets, batch).sum / 8}
+
+
+class Recomputed(Validated):
+    """Without a validation."""
+
+    validates = False
+
+
 class Long(Divided):
     """Sequences of one length."""
 
@@ -154,12 +179,49 @@ class Tokens(Divided):
         return {name: torch.zeros(shape.items, shape.length, dtype=torch.int64) for name in super().batch(shape)}
 
 
-CARRIED = {
-    "divided llama": Divided,
-    "divided llama, known": Known,
-    "divided encoder": Encoded,
-    "divided losses": Reconstructed,
-}
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Tabled(nn.Module):
+    """A net with a table of positions, whose first stage has no attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.first = nn.Embedding(32, 16), nn.Linear(16, 16)
+        self.blocks, self.out = nn.ModuleList([Attending(), Attending()]), nn.Linear(16, 32)
+        self.register_buffer("table", torch.randn(LENGTH, 16))
+
+    def forward(self, tokens):
+        x = self.first(self.words(tokens) + self.table)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x)
+
+
+class EncodedStages(Encoded):
+    """Its first stage has no attention, and its net's table has the sequence."""
+
+    def nets(self):
+        torch.manual_seed(3)
+        return {"net": Tabled()}
+
+    def pipeline(self, nets):
+        return ["net.words", "net.first", "net.blocks.0", "net.blocks.1", "net.out"]
+
+
+STAGED = {
+    "divided llama": Divided, "divided stages": Validated, "divided table": EncodedStages,
+    "divided stages, interleaved_1f1b": Validated, "divided stages, interleaved_zero_bubble": Validated,
+    "recomputed sequences": Recomputed,
+}  # fmt: skip
+"""Jobs on stages whose ranks hold parts of sequences."""
 
 
 class Silent(Divided):

@@ -18,7 +18,7 @@ from memfit.engine.process_group import join
 from memfit.mesh import parse_mesh
 from memfit.trace.step_phases import validate_once
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
-from tests.engine import encoder_jobs
+from tests.engine import context_jobs, encoder_jobs
 from tests.engine.expert_jobs import CUT as CUT_EXPERTS
 from tests.engine.pipeline_jobs import Counted, Decoded, Gated, HeadOnly, Stages
 from tests.engine.ranks import CPU, count
@@ -34,6 +34,7 @@ KINDS = {
     ON_TWO_RANKS: Words, "stages, interleaved_zero_bubble": Stages,
     "recomputed, interleaved_zero_bubble": Counted, HEADS: Normed, MIXTURE: CUT_EXPERTS[MIXTURE],
     SHARED: CUT_EXPERTS[SHARED], ADAPTED: Adapted, "gated": Gated, "head only": HeadOnly, **encoder_jobs.STAGED,
+    **context_jobs.STAGED,
 }  # fmt: skip
 STEPS = {name: {"schedule": schedule} if (schedule := name.partition(", ")[2]) else {} for name in KINDS}
 NAMED = "decoded, named"
@@ -44,10 +45,13 @@ HALF_GATHERED = {name: {"half_gather": True, **STEPS[name]} for name in ("llama"
 """Cases of sharded stages in bf16, whose results are under (HALF, case)."""
 HALF = "half"
 RECOMPUTED = {"net.blocks.0": "full", "net.blocks.4": "full"}
+RECOMPUTED_LAYERS = {"net.model.layers.0": "full", "net.model.layers.2": "full"}
 SIZES = [3, 3, 3, 3, 2, 3, 3, 3, 3, 3, 3, 3]
 """Samples of a window's micro-batches: of those of one shape, some are more than the stages, and one is less. Of two
 ranks with samples of their own, one has another shape between two of the same, and the other has one shape."""
 STATES = "states"
+SEQUENCES = ("pp=2,cp=2", "pp=2,dp_shard=2,cp=2", "pp=2,dp_replicate=2,cp=2", "pp=2,cp=2,tp=2")
+"""Stages whose ranks hold parts of sequences."""
 BOTH, COPIED, CUT = "pp=2,dp_shard=2", "pp=2,dp_replicate=2", "pp=2,tp=2"
 HYBRID, ALL = "pp=2,dp_replicate=2,dp_shard=2", "pp=2,dp_shard=2,tp=2"
 EVERY, DIVIDED, DIVIDED_BOTH = "pp=2,dp_replicate=2,dp_shard=2,tp=2", "pp=2,ep=2", "pp=2,dp_shard=2,ep=2"
@@ -80,17 +84,23 @@ def engine(mesh, **how):
     return make_engine("fsdp2", CPU, parse_mesh(mesh), **how)
 
 
+def data_of(job):
+    """What gives a job's micro-batches of given sizes."""
+    if isinstance(job, encoder_jobs.Encoder):
+        return encoder_jobs.batches(type(job))
+    return context_jobs.sequences if isinstance(job, context_jobs.Divided) else words
+
+
 def micro_batches(job, shares=1, share=0):
     def fetch(number, part):
         torch.manual_seed(number)
         return part
 
     each = len(SIZES) // shares
-    data = encoder_jobs.batches(type(job)) if isinstance(job, encoder_jobs.Encoder) else words
     made = [
         MicroBatch(fetch=lambda number=number, part=part: fetch(number, part), padded_units=count(part) * 6,
                    units=job.units(part))
-        for number, part in enumerate(data(SIZES))
+        for number, part in enumerate(data_of(job)(SIZES))
     ]  # fmt: skip
     return made[each * share : each * (share + 1)]
 
@@ -100,15 +110,18 @@ def train(case, engine, precision="fp32"):
     job = KINDS[case]()
     job.precision = precision
     train_state = build(job, CPU, engine)
-    numbers = []
+    numbers, recomputed = [], {}
+    if case.startswith("recomputed"):
+        recomputed = RECOMPUTED_LAYERS if isinstance(job, context_jobs.Divided) else RECOMPUTED
     for _ in range(3):
-        with recompute(train_state.nets, RECOMPUTED if case.startswith("recomputed") else {}):
+        with recompute(train_state.nets, recomputed):
             result = run_window(train_state, micro_batches(train_state.job, engine.data_world, engine.data_rank))
         numbers.append({name: float(value) for name, value in result.losses.items()})
         numbers.append({name: float(value) for name, value in result.norms.items() if value is not None})
     if train_state.job.validates:
         for size in (4, 2):
-            values = validate_once(train_state, lambda size=size: words([size])[0], lambda part: None)
+            part = data_of(train_state.job)([size])[0]
+            values = validate_once(train_state, lambda part=part: part, lambda part: None)
             numbers.append({name: float(value) for name, value in values.items()})
     return {"weights": weights(train_state), "numbers": numbers}
 

@@ -253,10 +253,20 @@ DIVIDED_STAGE_CASES = [
     EngineCase("mixture", "fsdp2", 4, {}, {}, DIVIDED_STAGES),
     EngineCase("shared expert", "fsdp2", 3, BF16, {"schedule": "gpipe"}, DIVIDED_STAGES),
 ]
+SEQUENCE_STAGES = MeshShape(pp=2, cp=2)
+SEQUENCE_STAGE_CASES = [
+    EngineCase("divided stages", "fsdp2", 4, {}, {}, SEQUENCE_STAGES),
+    EngineCase("divided table", "fsdp2", 3, BF16, {"schedule": "gpipe"}, SEQUENCE_STAGES),
+    EngineCase("divided stages", "fsdp2", 4, {}, {"schedule": "interleaved_1f1b"}, SEQUENCE_STAGES),
+    EngineCase(
+        "recomputed sequences", "fsdp2", 2, {**BF16, "checkpoint": "all"}, {"half_gather": True}, SEQUENCE_STAGES
+    ),
+]
 EVERY_CASE = [
     *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *ZERO_BUBBLE_CASES,
     *DECODER_CASES, *PLANNED_STAGE_CASES, *ENCODER_CASES, *SHARDED_ENCODER_CASES,
     *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *CUT_STAGE_CASES, *DIVIDED_STAGE_CASES, *CUT_DIVIDED_CASES,
+    *SEQUENCE_STAGE_CASES,
     *EXPERT_CASES, *SHARDED_EXPERT_CASES, *SENT_CASES, *SHARDED_SENT_CASES, *CUT_EXPERT_CASES,
     *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES, *CONTEXT_CASES, *SHARDED_CONTEXT_CASES,
     *EIGHT_CASES,

@@ -59,10 +59,14 @@ def test_sequences_that_cannot_be_divided_are_refused_by_name(tmp_path):
             assert words in rank[UNDIVIDED][kind.__name__], kind.__name__
 
 
-@pytest.mark.parametrize("mesh", [MeshShape(cp=2, pp=2), MeshShape(cp=2, ep=2)])
+@pytest.mark.parametrize("mesh", [MeshShape(cp=2, ep=2), MeshShape(pp=2, cp=2, ep=2)])
 def test_a_mesh_that_is_not_carried_is_refused(mesh):
-    with pytest.raises(InputError, match="ranks of one sequence are not carried together with"):
+    with pytest.raises(InputError, match="ranks of one sequence are not carried together with ep"):
         engine_of(mesh)
+
+
+def test_stages_whose_ranks_hold_parts_of_each_sequence_are_carried():
+    assert engine_of(MeshShape(pp=2, cp=2)) == "fsdp2"
 
 
 @pytest.mark.parametrize(("tokens", "precision"), [(64, "fp32"), (64, "bf16"), (128, "fp32")])

@@ -14,6 +14,7 @@ from memfit.installation import release_number
 from memfit.mesh import parse_mesh
 from memfit.torch_compat.pipelining import OLDEST
 from memfit.verify.perturbation import ROOM, ROOM_OF_PRODUCTS
+from tests.engine.context_jobs import STAGED as DIVIDED_SEQUENCES
 from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.pipeline_ranks import (
     ADAPTED,
@@ -32,6 +33,7 @@ from tests.engine.pipeline_ranks import (
     MIXTURE,
     NAMED,
     ON_TWO_RANKS,
+    SEQUENCES,
     SHARED,
     SIZES,
     STATES,
@@ -53,24 +55,30 @@ BF16_UNIT = 2**-8
 """The largest relative error of a number that is rounded to bf16."""
 
 
-WITHOUT_ADAPTERS = [case for case in STEPS if case != ADAPTED]
+WHOLE = [case for case in STEPS if case not in DIVIDED_SEQUENCES]
+"""Nets whose sequences are not divided."""
+WITHOUT_ADAPTERS = [case for case in WHOLE if case != ADAPTED]
 """Adapters lie in layers alone, of which there are two, and are not cut."""
 TO_BE_CUT = [case for case in WITHOUT_ADAPTERS if case != "head only"]
 """Without the net that ``tp`` does not cut."""
+CUT_SEQUENCES = [case for case in DIVIDED_SEQUENCES if case != "divided table"]
+"""Without the net that ``tp`` cuts across its modules."""
 ON_THREE = [case for case in WITHOUT_ADAPTERS if case not in (NAMED, ON_TWO_RANKS)]
 
 
 @pytest.mark.parametrize(
     ("mesh", "cases"),
-    [("pp=2", ["llama", ADAPTED, "classified", "beit"]), pytest.param("pp=2", [*STEPS], marks=pytest.mark.slow),
+    [("pp=2", ["llama", ADAPTED, "classified", "beit"]), pytest.param("pp=2", WHOLE, marks=pytest.mark.slow),
      pytest.param("pp=3", ON_THREE, marks=pytest.mark.slow),
-     pytest.param(BOTH, [*STEPS], marks=pytest.mark.slow), pytest.param(COPIED, [*STEPS], marks=pytest.mark.slow),
+     pytest.param(BOTH, WHOLE, marks=pytest.mark.slow), pytest.param(COPIED, WHOLE, marks=pytest.mark.slow),
      pytest.param(CUT, TO_BE_CUT, marks=pytest.mark.slow),
      pytest.param(HYBRID, ["llama", "recomputed"], marks=pytest.mark.slow),
      pytest.param(ALL, ["llama", "recomputed"], marks=pytest.mark.slow),
      pytest.param(DIVIDED, [MIXTURE, SHARED], marks=pytest.mark.slow),
      pytest.param(DIVIDED_BOTH, [MIXTURE], marks=pytest.mark.slow),
      *(pytest.param(f"pp=2,{other}", [MIXTURE], marks=pytest.mark.slow) for other in DIVIDED_TOO),
+     *(pytest.param(other, [*DIVIDED_SEQUENCES], marks=pytest.mark.slow) for other in SEQUENCES[:-1]),
+     pytest.param(SEQUENCES[-1], CUT_SEQUENCES, marks=pytest.mark.slow),
      pytest.param(EVERY, ["llama"], marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_stages_take_the_steps_of_one_rank(tmp_path, mesh, cases):

@@ -11,6 +11,7 @@ import memfit
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.mesh import MeshShape
 from memfit.planner.predict import BINDING_RANK, binding_ranks, binding_reason
+from tests.engine.context_jobs import Divided
 
 
 class Uneven(memfit.Job):
@@ -43,7 +44,19 @@ def test_only_zero_with_whole_weights_traces_the_rank_with_most_gradients_too(en
         ),
         (MeshShape(dp_shard_in_ep=2), "first parts are largest, where routers send as many tokens to each rank"),
         (MeshShape(dp_shard=2, tp=2), "with dp_shard 0 and tp 0: tensors are cut by ceiling division"),
+        (
+            MeshShape(pp=2, cp=4),
+            "of the others all were traced; within a stage, of ranks of one sequence those with the largest shards",
+        ),
+        (MeshShape(pp=2, tp=2), "within a stage, no rank needs more than those with tp 0"),
     ],
 )
 def test_the_reason_says_what_is_cut_by_ceiling_division_and_what_equally(mesh, reason):
     assert reason in binding_reason(mesh)
+
+
+def test_of_every_stage_the_first_and_the_last_rank_of_a_sequence_are_traced():
+    job = Divided()
+    mesh = MeshShape(pp=2, dp_shard=2, cp=2, tp=2)
+    assert binding_ranks(job, job.nets(), "fsdp2", mesh.world, mesh) == (0, 2, 8, 10)
+    assert binding_ranks(job, job.nets(), "fsdp2", 4, MeshShape(pp=2, dp_shard=2)) == (0, 2)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import nn
 
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.engine.pipeline_cut import cut_into_stages
-from memfit.geometry import split
+from memfit.geometry import shape_of, split
 from memfit.installation import release_number
 from memfit.job import Shape
 from memfit.mesh import MeshShape
@@ -27,6 +28,7 @@ from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.torch_compat.pipelining import OLDEST
 from memfit.trace.step import Tracing
+from tests.engine.context_jobs import EncodedStages
 from tests.engine.pipeline_jobs import Counted, Decoded, Stacked
 from tests.planner.simulated_pipeline import simulated_1f1b
 
@@ -88,6 +90,23 @@ def test_what_modules_hold_is_what_a_stage_holds_between_micro_batches():
     assert model.bytes_of(0, 0, 4, 1) < model.bytes_of(0, 0, 4, 2), "GPipe with one, and 1F1B with two"
 
 
+def test_a_rank_of_a_sequence_keeps_its_part_and_stages_are_sharded_over_all_of_them():
+    """What modules hold is that of whole nets, of which a part is on each rank."""
+    job, shape = EncodedStages(precision="bf16"), Shape(items=64)
+    costs = PipelineCosts(job, job.nets(), Tracing(device=CARD), shape)
+    whole, part, sharded = (
+        costs.model(mesh, 2, (shape,), 64, {}) for mesh in (TWO, MeshShape(pp=2, cp=2), MeshShape(pp=2, dp_shard=2))
+    )
+    for held in ("parameters", "gradients", "others"):
+        mine, theirs = (getattr(model.costs.state, held) for model in (part, whole))
+        assert mine == pytest.approx(theirs), held
+    assert part.shards == sharded.shards == 2
+    blocks = slice(2, 4)
+    assert part.costs.kept_bytes[blocks] == pytest.approx(whole.costs.kept_bytes[blocks] / 2, rel=0.1)
+    bounds = (0, 2, 5)
+    assert part.bytes_of(0, *bounds[:2], 4) < sharded.bytes_of(0, *bounds[:2], 4)
+
+
 def costs_of(seconds, kept, state=None):
     count = len(seconds)
     held = np.array(state or [0.0] * count)
@@ -143,7 +162,7 @@ def test_costs_between_two_traced_micro_batches_lie_on_their_line():
     assert small.at(3, large).kept_bytes.tolist() == [3.0, 4.0]
     assert small.at(2, small).kept_bytes.tolist() == [2.0, 8.0], "in proportion"
     ways = [split(512, micro, "samples") for micro in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)]
-    sizes = traced_sizes(WIDE, ways)
+    sizes = traced_sizes(partial(shape_of, WIDE), ways)
     assert [shape.items for shape in sizes] == [1, 8, 64, 512]
     assert [shape.items for shape in around(sizes, 64)] == [8, 64]
     assert [shape.items for shape in around(sizes, 65)] == [64, 512]

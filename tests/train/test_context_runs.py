@@ -24,6 +24,7 @@ pytestmark = [
 ]
 LLAMA = f"{ROOT}/tests/engine/context_jobs.py:Divided"
 SEQUENCES, BOTH, CUT = MeshShape(cp=2), MeshShape(dp_shard=2, cp=2), MeshShape(cp=2, tp=2)
+STAGES = MeshShape(pp=2, cp=2)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,14 @@ def llama(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("mesh", "choices"),
-    [(SEQUENCES, {}), (BOTH, {}), (CUT, {}), (SEQUENCES, {"cpu_offload": True}), (BOTH, {"cpu_offload": True})],
+    [
+        (SEQUENCES, {}),
+        (BOTH, {}),
+        (CUT, {}),
+        (STAGES, {}),
+        (SEQUENCES, {"cpu_offload": True}),
+        (BOTH, {"cpu_offload": True}),
+    ],
     ids=str,
 )
 def test_a_run_is_verified_killed_and_resumed_bit_for_bit(mesh, choices, llama, tmp_path):
@@ -62,6 +70,15 @@ def test_a_run_goes_on_on_any_mesh_and_on_one_device(llama, tmp_path):
     same(ran(alone, folder, "--windows", WINDOWS, "--resume")[0], expected)
 
 
+def test_a_run_of_stages_goes_on_on_one_device_and_back_again(llama, tmp_path):
+    alone, expected = llama
+    folder, staged = tmp_path / "run", on_ranks(alone, "fsdp2", 4, STAGES)
+    ran(staged, folder, "--windows", 1)
+    ran(on_ranks(alone, "fsdp2", 1), folder, "--windows", 2, "--resume")
+    ran(staged, folder, "--windows", 3, "--resume")
+    same(ran(alone, folder, "--windows", WINDOWS, "--resume")[0], expected)
+
+
 def test_a_rank_that_is_killed_while_another_waits_in_a_ring_is_lost_and_the_run_goes_on(llama, tmp_path):
     alone, expected = llama
     (tmp_path / "left").write_text("3")
@@ -73,7 +90,7 @@ def test_a_rank_that_is_killed_while_another_waits_in_a_ring_is_lost_and_the_run
     same(learnt, expected)
 
 
-@pytest.mark.parametrize("mesh", [SEQUENCES, BOTH, CUT], ids=str)
+@pytest.mark.parametrize("mesh", [SEQUENCES, BOTH, CUT, STAGES], ids=str)
 def test_what_is_planned_is_verified_and_not_exported(mesh, tmp_path):
     file = tmp_path / "mesh.toml"
     made = memfit("plan", LLAMA, "--global-batch", 8, "--mesh", mesh, "--memory", "256MiB", "--out", file)
@@ -98,6 +115,7 @@ def test_the_search_of_meshes_divides_sequences_where_the_job_names_them(tmp_pat
     meshes = [row["mesh"] for row in json.loads(made.stdout)["meshes"]]
     assert {"cp": 4} in meshes
     assert {"dp_shard": 2, "cp": 2} in meshes
+    assert {"pp": 2, "cp": 2} in meshes
     words = f"{ROOT}/tests/engine/tensor_jobs.py:Words"
     other = memfit("plan", words, "--devices", 4, "--nodes", 1, "--global-batch", 8, "--device", "h100", "--json")
     assert other.returncode == 0, other.stderr

@@ -77,11 +77,10 @@ class FamilySearch:
         split, _ = costs.without_single_items(split, self.own)
         modes = [self.own] if "checkpointing" in request.keep else [self.own, self.everything]
         links = self._links(mesh)
-        cut = CutSearch(self.job, costs, mesh, self.device, split, modes, links).next()
+        cut = CutSearch(costs, mesh, self.device, split, modes, links).next()
         assert cut is not None
-        self.how = replace(
-            self.how, rank=cut.slowest * (mesh.world // mesh.pp), engine_choices={FIRST_MODULES: cut.first_modules}
-        )
+        slowest = cut.slowest * (mesh.world // mesh.pp) + last_of_sequence(mesh)
+        self.how = replace(self.how, rank=slowest, engine_choices={FIRST_MODULES: cut.first_modules})
         self.pipeline = PipelineTime(stages=mesh.pp, link=(links or {}).get("pp"), shares=cut.shares)
 
     def least_bytes(self, mesh: MeshShape, state_per_byte: float) -> int:

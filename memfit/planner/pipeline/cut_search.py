@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from memfit.device.hardware.catalogue import Device, nccl_bytes
 from memfit.device.hardware.cluster import GroupLink
 from memfit.engine.pipeline_cut import STAGES_OF_RANK
-from memfit.geometry import Geometry, shape_of
-from memfit.job import Job, Shape
+from memfit.geometry import Geometry
+from memfit.job import Shape
 from memfit.mesh import MeshShape, communicators
 from memfit.planner.pipeline.pipeline_costs import PipelineCosts
 from memfit.planner.pipeline.stage_figures import StageFigures
@@ -75,15 +76,19 @@ class ProposedCut:
         return tuple((stage.forward_seconds / most, stage.backward_seconds / most) for stage in self.figures)
 
 
-def traced_sizes(job: Job, split: Sequence[Geometry]) -> list[Shape]:
+def traced_sizes(shape_of: Callable[[int], Shape], split: Sequence[Geometry]) -> list[Shape]:
     """The micro-batches whose costs are traced, of ways to split a batch: the smallest, and each some times as large as
-    the one before, up to the largest."""
+    the one before, up to the largest.
+
+    Args:
+        shape_of: the shape of a micro-batch of so many units.
+    """
     units = sorted({geometry.micro_batch for geometry in split})
     chosen = [units[0]]
     for before, each in pairwise(units):
         if each > LARGER * chosen[-1]:
             chosen.append(before if before > chosen[-1] else each)
-    return list(dict.fromkeys(shape_of(job, each) for each in (*chosen, units[-1])))
+    return list(dict.fromkeys(shape_of(each) for each in (*chosen, units[-1])))
 
 
 def around(sizes: Sequence[Shape], units: int) -> list[Shape]:
@@ -103,6 +108,7 @@ class CutSearch:
     """Cuts of a job's nets for a mesh.
 
     Args:
+        costs: of the job's modules.
         split: ways to divide the window, in any order.
         modes: of recomputing: the first with which some way fits.
         links: as of ``PipelineCosts.model``.
@@ -110,11 +116,11 @@ class CutSearch:
     """
 
     def __init__(
-        self, job: Job, costs: PipelineCosts, mesh: MeshShape, device: Device, split: Sequence[Geometry],
+        self, costs: PipelineCosts, mesh: MeshShape, device: Device, split: Sequence[Geometry],
         modes: Sequence[Mapping[str, str]], links: Mapping[str, GroupLink] | None = None, *, schedule: str = "1f1b",
     ) -> None:  # fmt: skip
-        self._job, self._costs, self._mesh, self._links = job, costs, mesh, links
-        self._sizes = traced_sizes(job, split)
+        self._costs, self._mesh, self._links = costs, mesh, links
+        self._sizes = traced_sizes(partial(costs.shape_of, mesh), split)
         self._windows = [[WindowChoice(geometry=geometry, modes=some) for geometry in split] for some in modes]
         self.budget, self._outside = device.usable_bytes or 0, bytes_outside(device, mesh)
         self._more = [0.0] * mesh.pp
@@ -197,7 +203,7 @@ class CutSearch:
         return max(cut.peak - self.budget, 0)
 
     def _model(self, window: WindowChoice) -> StageModel:
-        units = shape_of(self._job, window.geometry.micro_batch).units
+        units = self._costs.shape_of(self._mesh, window.geometry.micro_batch).units
         sizes = around(self._sizes, units)
         stages = self._mesh.pp * self._each
         model = self._costs.model(

@@ -1,4 +1,5 @@
-"""Seconds and bytes of the modules of a pipeline, from one micro-batch that is traced on one device.
+"""Seconds and bytes of the modules of a pipeline, from one micro-batch that is traced on one device, or on one of those
+that hold parts of its layers and sequences.
 
 Operators count for the module that ran last: what lies between two modules is done by the stage that ends there, and
 the loss and its backward by the last one. What comes before the first module, such as batches, masks and frozen nets,
@@ -76,14 +77,16 @@ class StateBytes:
 
 
 def trace_module_costs(
-    traced_job: TracedJob, paths: Sequence[str], shape: Shape, modes: Mapping[str, str], *, timed: bool = True
-) -> ModuleCosts:
+    traced_job: TracedJob, paths: Sequence[str], shape: Shape, modes: Mapping[str, str], shards: int = 1, *,
+    timed: bool = True,
+) -> ModuleCosts:  # fmt: skip
     """Traces a micro-batch of this shape.
 
     Args:
-        traced_job: on one device, which holds the whole nets.
+        traced_job: on a device that holds the nets whole, or on one of the ranks over which they are sharded.
         paths: of the modules, in their order.
         modes: of recomputing.
+        shards: how many those are.
         timed: whether operators of a CPU are timed on this machine; else they follow its rates. Of a card whose rates
             are not known, seconds are the work that stands for them.
     """
@@ -103,7 +106,7 @@ def trace_module_costs(
         forward_seconds=of_modules((owner >= 0) & (parts != "backward")),
         backward_seconds=of_modules((owner >= 0) & (parts == "backward")),
         kept_bytes=_kept(traced.trace, owner, count),
-        state=_state(traced_job.session.train_state, paths),
+        state=_state(traced_job.session.train_state, paths, shards),
     )
 
 
@@ -131,7 +134,8 @@ def _kept(trace: Trace, owner: np.ndarray, count: int) -> np.ndarray:
     return np.bincount(owners[inside], weights=trace.nbytes[made[inside]], minlength=count)
 
 
-def _state(train_state: TrainState, paths: Sequence[str]) -> StateBytes:
+def _state(train_state: TrainState, paths: Sequence[str], shards: int) -> StateBytes:
+    """Of all shards together, which are taken to be equal."""
     parameters, gradients, others = [], [], []
     states = [optimizer.state for optimizer in train_state.optimizers.values()]
     on_device = train_state.optimizer_state == "device"
@@ -145,6 +149,5 @@ def _state(train_state: TrainState, paths: Sequence[str]) -> StateBytes:
         nbytes = sum(local_tensor(value).nbytes for value in held if hasattr(value, "nbytes"))
         state_bytes = nbytes if on_device else 0
         others.append(state_bytes + (parameters[-1] if averaged else 0))
-    return StateBytes(
-        parameters=np.array(parameters, float), gradients=np.array(gradients, float), others=np.array(others, float)
-    )
+    whole = [shards * np.array(held, float) for held in (parameters, gradients, others)]
+    return StateBytes(parameters=whole[0], gradients=whole[1], others=whole[2])

@@ -1,7 +1,10 @@
 """PipelineCosts: the modules of a job's pipeline and what they cost, traced on one device when it is asked for.
 
-Where layers are cut (``tp``) or experts divided (``ep``), the trace is that of one of the ranks that hold parts of
-them, with the time in which they wait for each other."""
+Where layers are cut (``tp``), or experts (``ep``) or sequences (``cp``) divided, the trace is that of one of the ranks
+that hold parts of them, with the time in which they wait for each other. Ranks of ``cp`` hold parts of the parameters
+too, which this trace gathers in every micro-batch, and a stage once in a window: the copies of a gather are counted
+here, its collective is not.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ from memfit.engine.stage_bounds import may_be_stage
 from memfit.geometry import Geometry
 from memfit.job import Job, Nets, Shape
 from memfit.mesh import MeshShape
+from memfit.planner.mesh_nets import without_data_ranks
 from memfit.planner.pipeline.module_costs import ModuleCosts, trace_module_costs
 from memfit.planner.pipeline.stage_model import StageModel
+from memfit.planner.predict import last_of_sequence
 from memfit.planner.search.batch_splits import without_single_items
 from memfit.planner.search.traced_job import TracedJob
 from memfit.trace.step import Tracing
@@ -28,7 +33,7 @@ class PipelineCosts:
 
     Args:
         nets: the job's, whole, without their bytes.
-        how: of any rank; the costs are those of one device, or of one rank of ``tp`` and ``ep``.
+        how: of any rank; the costs are those of one device, or of one rank of ``tp``, ``ep`` and ``cp``.
         first: the micro-batch with which the job is set up.
         timed: as of ``trace_module_costs``.
     """
@@ -40,7 +45,7 @@ class PipelineCosts:
         self._known: dict[Any, ModuleCosts] = {}
 
     def _traced_job(self, cut: MeshShape, links: Mapping[str, GroupLink]) -> TracedJob:
-        """The job whole on a rank of those that hold parts of a layer, or some of the experts.
+        """The job whole on a rank of those that hold parts of a layer or of a sequence, or some of the experts.
 
         Args:
             links: what joins the ranks of these dimensions; empty: what they tell each other takes no time.
@@ -48,11 +53,18 @@ class PipelineCosts:
         key = (cut, tuple(links.items()))
         if key not in self._traced_jobs:
             mesh = cut if cut.world > 1 else None
-            how = replace(self._how, engine="single" if mesh is None else "fsdp2", world=cut.world, mesh=mesh)
+            how = replace(
+                self._how, engine="single" if mesh is None else "fsdp2", world=cut.world, mesh=mesh,
+                rank=last_of_sequence(cut),
+            )  # fmt: skip
             widest = next(iter(links.values()), None)
             joined = None if widest is None else {**links, "": widest}
-            self._traced_jobs[key] = TracedJob(self._job, how, self._first, joined)
+            self._traced_jobs[key] = TracedJob(self._job, how, how.divided(self._job, self._first), joined)
         return self._traced_jobs[key]
+
+    def shape_of(self, mesh: MeshShape, units: int) -> Shape:
+        """The shape of a micro-batch of so many units on a mesh."""
+        return replace(self._how, mesh=mesh).shape_of(self._job, units)
 
     def model(
         self, mesh: MeshShape, stages: int, sizes: Sequence[Shape], units: int, modes: Mapping[str, str],
@@ -72,12 +84,12 @@ class PipelineCosts:
         chain = pipeline_modules(self._job, self._nets, stages, f"pp={mesh.pp}")
         paths = chain.paths
         allowed = may_be_stage([find_module(self._nets, path) for path in paths], chain.joined)
-        cut = MeshShape(tp=mesh.tp, ep=mesh.ep)
+        cut = replace(without_data_ranks(mesh), pp=1)
         joined = {name: links[name] for name in cut.sizes()} if links else {}
-        traced = [self._costs(self._traced_job(cut, joined), paths, shape, modes) for shape in sizes]
+        traced = [self._costs(self._traced_job(cut, joined), paths, shape, modes, cut.cp) for shape in sizes]
         costs = traced[0].at(units, traced[-1])
         return StageModel(
-            paths=paths, costs=costs, stages=stages, allowed=allowed, shards=mesh.dp_shard, schedule=schedule
+            paths=paths, costs=costs, stages=stages, allowed=allowed, shards=mesh.shards, schedule=schedule
         )
 
     def without_single_items(self, split: list[Geometry], modes: Mapping[str, str]) -> tuple[list[Geometry], str]:
@@ -89,12 +101,12 @@ class PipelineCosts:
             traced_job.pause()
 
     def _costs(
-        self, traced_job: TracedJob, paths: Sequence[str], shape: Shape, modes: Mapping[str, str]
+        self, traced_job: TracedJob, paths: Sequence[str], shape: Shape, modes: Mapping[str, str], shards: int
     ) -> ModuleCosts:
         key = (id(traced_job), shape, frozenset(modes.items()))
         if key not in self._known:
             try:
-                self._known[key] = trace_module_costs(traced_job, paths, shape, modes, timed=self._timed)
+                self._known[key] = trace_module_costs(traced_job, paths, shape, modes, shards, timed=self._timed)
             finally:
                 traced_job.pause()
         return self._known[key]

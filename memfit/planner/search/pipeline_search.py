@@ -11,7 +11,7 @@ from memfit.engine.stage_bounds import FIRST_MODULES
 from memfit.planner.pipeline.cut_search import CutSearch, ProposedCut
 from memfit.planner.pipeline.pipeline_costs import PipelineCosts
 from memfit.planner.pipeline.stage_figures import with_bytes
-from memfit.planner.predict import binding_ranks, checkpoint_all
+from memfit.planner.predict import binding_ranks, checkpoint_all, last_of_sequence
 from memfit.planner.search.batch_splits import geometries
 from memfit.planner.search.candidate_search import Candidate, CandidateSearch
 from memfit.planner.search.engine_search import EngineSearch, Outcome, SearchResult
@@ -64,7 +64,7 @@ class PipelineSearch(EngineSearch):
         each = self.how.world // request.devices
         split = geometries(self.job, request.global_batch, request.devices, each, request.micro_batch)
         split, self._refuses_single = costs.without_single_items(split, self.own)
-        return CutSearch(self.job, costs, mesh, self.device, split, modes, self.links, schedule=self._schedule)
+        return CutSearch(costs, mesh, self.device, split, modes, self.links, schedule=self._schedule)
 
     @property
     def _schedule(self) -> str:
@@ -73,7 +73,8 @@ class PipelineSearch(EngineSearch):
     def _planned(self, cuts: CutSearch, cut: ProposedCut) -> Outcome:
         """A proposal, traced in full; the cuts learn what its stages need."""
         self._cut = cut
-        slowest = cut.slowest * (self.how.world // self.how.stages)
+        assert self.how.mesh is not None
+        slowest = cut.slowest * (self.how.world // self.how.stages) + last_of_sequence(self.how.mesh)
         choices = {**self.request.engine_choices, FIRST_MODULES: cut.first_modules}
         self.how = replace(self.how, rank=slowest, engine_choices=choices)
         with open_traced_job(self.job, self.how, self._first_shape(), self.links) as traced_job:
@@ -108,8 +109,9 @@ class PipelineSearch(EngineSearch):
                 replace(how, rank=rank), result.best, result.traces.resized, may_choose=best is None
             )
             how = replace(how, validation=full_step.how.validation)
-            self._needs[rank // each] = _need(full_step, self.device)
-            self._process_bytes[rank // each] = _most(full_step)
+            stage = rank // each
+            self._needs[stage] = max(_need(full_step, self.device), self._needs.get(stage, 0))
+            self._process_bytes[stage] = max(_most(full_step), self._process_bytes.get(stage, 0))
             if best is None or _most(full_step) > _most(best):
                 best = full_step
         assert best is not None
