@@ -51,9 +51,9 @@ def test_the_engine_follows_from_the_mesh():
     assert engine_of(MeshShape(dp_shard=4)) == engine_of(MeshShape(dp_replicate=2, dp_shard=4)) == "fsdp2"
     assert engine_of(MeshShape(tp=2)) == engine_of(MeshShape(dp_replicate=2, dp_shard=2, tp=2)) == "fsdp2"
     assert engine_of(MeshShape(ep=2)) == engine_of(MeshShape(dp_replicate=2, dp_shard=2, ep=2)) == "fsdp2"
-    for cut in ({"tp": 2}, {"ep": 2}, {"dp_shard_in_ep": 2}):
-        with pytest.raises(InputError, match="write dp_shard=4 instead of dp_replicate"):
-            engine_of(MeshShape(dp_replicate=4, **cut))
+    assert engine_of(MeshShape(dp_replicate=4, tp=2)) == engine_of(MeshShape(dp_replicate=4, tp=2, ep=2)) == "fsdp2"
+    with pytest.raises(InputError, match="write dp_shard=4 instead of dp_replicate"):
+        engine_of(MeshShape(dp_replicate=4, dp_shard_in_ep=2))
     assert engine_of(MeshShape(tp=2, ep=3)) == engine_of(MeshShape(dp_shard=2, tp=2, ep=3)) == "fsdp2"
     assert engine_of(MeshShape(dp_shard_in_ep=2)) == engine_of(MeshShape(dp_shard=2, dp_shard_in_ep=2)) == "fsdp2"
     for other in ("pp", "cp", "ep"):

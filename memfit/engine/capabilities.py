@@ -86,8 +86,8 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
         raise InputError(
             f"--mesh {mesh}", why, "write dp_shard_in_ep with dp_shard, dp_replicate or tp, or leave it out"
         )
-    if "dp_replicate" in needed and needed & {"tp", "ep", "dp_shard_in_ep"} and "dp_shard" not in needed:
-        why = "replicas of layers that are cut are carried only where they are sharded too"
+    if needed >= {"dp_replicate", "dp_shard_in_ep"} and "dp_shard" not in needed:
+        why = "replicas of experts that tokens are sent to are carried only where they are sharded too"
         raise InputError(f"--mesh {mesh}", why, f"write dp_shard={mesh.dp_replicate} instead of dp_replicate")
     if needed >= {"cp", "ep"}:
         why = "ranks of one sequence are not carried together with ep"

@@ -6,7 +6,8 @@ module of a block counts as a forward of the block where that does not run (``ou
 stay whole on every rank, buffers and single numbers too, whose gradients are summed over the ranks once a window. An
 average of the weights is sharded as the weights are, on every rank.
 On a mesh of ``dp_replicate`` x ``dp_shard`` ranks a parameter is sharded over ``dp_shard``, and its gradient is summed
-over ``dp_replicate`` after it was scattered (HSDP). On ``tp`` ranks layers are cut first (``tensor_parallel``), on
+over ``dp_replicate`` after it was scattered (HSDP). Replicas of layers that are cut need no shards: their gradients are
+summed once a window, as under DDP. On ``tp`` ranks layers are cut first (``tensor_parallel``), on
 ``ep`` ranks experts are divided (``expert_parallel``), and on ``dp_shard_in_ep`` ranks too, over which all else is
 sharded, with ``dp_shard``; those experts are sharded over ``dp_shard`` alone. ``cp`` ranks divide sequences
 (``context_parallel``), and shard parameters as those of ``dp_shard`` do, with them.
@@ -17,7 +18,6 @@ come); parameters that are read without a call of a module that holds them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,15 +31,16 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from memfit.blocks import has_forward, items
+from memfit.blocks import has_forward
 from memfit.engine.collectives import full_tensor
 from memfit.engine.container_sync import ContainerSync
 from memfit.engine.context_parallel import CONTEXT, check_divides_sequences, divide_sequences
-from memfit.engine.ddp import BUCKET_BYTES, Ddp
+from memfit.engine.ddp import Ddp
 from memfit.engine.expert_parallel import EXPERTS, TOKENS, divide_experts, exchange_tokens, experts_of
 from memfit.engine.outside_calls import OutsideCalls
 from memfit.engine.refusals import check_dtensor_step, check_shared
 from memfit.engine.sharded_reads import sharded_reads
+from memfit.engine.sharded_units import check_units, is_number, units
 from memfit.engine.single import copied
 from memfit.engine.tensor_parallel import TENSOR, cut_layers
 from memfit.engine.torch_optim_mixin import TorchOptimMixin
@@ -47,14 +48,11 @@ from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
 from memfit.mesh import SHARDING, dimensions_inside
-from memfit.torch_compat.attributes import local_tensor, own_parameters, unsharded_gradient
+from memfit.torch_compat.attributes import local_tensor, unsharded_gradient
 from memfit.torch_compat.distributed import complete_cpu_streams, fsdp_groups, sum_gradients, with_joined
 
-LEAST = BUCKET_BYTES
-"""Bytes that are worth a gather of their own: DDP's bucket."""
-
-SHARDS = "dp_shard"
-"""The dimension of a mesh of ranks that hold parts of one replica, each with samples of its own."""
+SHARDS, REPLICAS = "dp_shard", "dp_replicate"
+"""Dimensions of a mesh whose ranks have samples of their own: those that hold parts of one replica, and replicas."""
 CUTS = (TENSOR, EXPERTS, "pp")
 """Dimensions of a mesh over which nets are cut before they are sharded."""
 
@@ -119,6 +117,18 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         """Ranks of a dimension of the mesh; 1 where it has none of this name."""
         names = self.mesh.mesh_dim_names or ()
         return self.mesh.size(names.index(dimension)) if dimension in names else 1
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether ranks hold parts of a replica."""
+        return any(self.ranks_in(name) > 1 for name in SHARDING)
+
+    @property
+    def _whole_replicas(self) -> Ddp | None:
+        """The ranks that hold what this one holds; None: there are no others, or ``fully_shard`` sums over them."""
+        if self.ranks_in(REPLICAS) == 1 or self._is_sharded:
+            return None
+        return Ddp(rank=self.data_rank, world=self.data_world, mesh=self.mesh[REPLICAS])
 
     @property
     def _replicas(self) -> Ddp:
@@ -202,12 +212,15 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         return ((gradient, "gradients") for gradient in unsharded_gradients(nets))
 
     def prepare(self, parameters: Sequence[nn.Parameter]) -> Any:
-        """Buffers for the sums of gradients of single numbers; the last backward has scattered all other sums."""
+        """Buffers for the sums of gradients over replicas. Where they are sharded, the last backward has scattered all
+        sums but those of single numbers."""
+        if (replicas := self._whole_replicas) is not None:
+            return [(replicas, replicas.prepare(parameters))]
         numbers = [parameter for parameter in parameters if is_number(parameter)]
         return [(ranks, ranks.prepare(numbers)) for ranks in self._ranks_with_samples()] if numbers else ()
 
     def reduce(self, prepared: Any) -> None:
-        """Sums gradients of single numbers over the ranks that have samples of their own, by dimension of the mesh."""
+        """Sums gradients over the ranks that have samples of their own, by dimension of the mesh."""
         for ranks, buffers in prepared:
             ranks.reduce(buffers)
 
@@ -259,7 +272,7 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
     def _shard(self, job: Job, net: nn.Module, reshard_after_forward: bool | None = None) -> None:
         every = self.mesh.mesh_dim_names or ()
         names = tuple(name for name in every if name not in CUTS)
-        if not names:
+        if not names or self._whole_replicas is not None:
             return
         joined = tuple(name for name in names if name in SHARDING)
         if len(joined) > 1:
@@ -290,12 +303,6 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             sum_gradients(module)
         for module in [each for each in net.modules() if isinstance(each, FSDPModule)]:
             OutsideCalls(net, module).watch()
-
-
-def is_number(parameter: Tensor) -> bool:
-    """Whether a parameter is a single number without a dimension, which ``fully_shard`` refuses: there is nothing to
-    cut it by."""
-    return parameter.dim() == 0
 
 
 def total_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -340,58 +347,3 @@ def unsharded_gradients(nets: Nets) -> Iterator[Tensor]:
                         held = unsharded_gradient(parameter)
                         if held is not None:
                             yield held
-
-
-def units(net: nn.Module) -> list[str]:
-    """Paths of the modules that are gathered one by one, the net itself last.
-
-    These are items of its lists (blocks) that hold LEAST bytes or a hundredth of the net, and share no parameter with
-    the rest. Of an item within an item, the inner ones, unless the outer one holds more beside them.
-    """
-    holders = Counter(map(id, _held(net)))
-    least = max(1, min(LEAST, sum(p.nbytes for p in net.parameters()) // 100))
-    chosen: dict[str, int] = {}
-    for path, module in reversed(list(items(net))):
-        inside = _held(module)
-        alone = all(holders[key] == count for key, count in Counter(map(id, inside)).items())
-        nbytes = sum({id(p): p.nbytes for p in inside}.values())
-        inner = [other for other in chosen if other.startswith(f"{path}.")]
-        if alone and nbytes >= least and nbytes > 2 * sum(chosen[other] for other in inner):
-            chosen = {other: size for other, size in chosen.items() if other not in inner} | {path: nbytes}
-    return [*chosen, ""]
-
-
-def _held(module: nn.Module) -> list[nn.Parameter]:
-    """Parameters, once for each module that holds them."""
-    return [p for part in module.modules() for p in own_parameters(part).values() if p is not None]
-
-
-def check_units(net: nn.Module, names: Mapping[str, str]) -> None:
-    """Raises InputError where a net has a parameter that cannot be sharded, or a unit parameters of several types.
-
-    Args:
-        names: what parts of the net are called in messages, by their path; "": the net itself.
-    """
-    for path, parameter in net.named_parameters():
-        if not parameter.numel():
-            raise InputError(
-                f"parameter {_shown(path, names)} on --engine fsdp2",
-                f"its shape {tuple(parameter.shape)} has no elements, and torch scatters no gradient of none",
-                "take it out of the net, or write --engine ddp",
-            )
-    for path in units(net):
-        sharded = (p for p in net.get_submodule(path).parameters() if not is_number(p))
-        kinds = {str(p.dtype) for p in sharded if p.requires_grad}
-        if len(kinds) > 1:
-            raise InputError(
-                f"module {_shown(path, names)} on --engine fsdp2",
-                f"its trained parameters are of several types: {', '.join(sorted(kinds))}",
-                "train parameters of one type, or write --engine ddp",
-            )
-
-
-def _shown(path: str, names: Mapping[str, str]) -> str:
-    for part, name in names.items():
-        if path == part or path.startswith(f"{part}.") or not part:
-            return f"{name}.{path.removeprefix(part).removeprefix('.')}".rstrip(".")
-    return " to ".join([*names.values()][:: max(len(names) - 1, 1)])

@@ -41,12 +41,12 @@ from torch.optim import Optimizer
 from memfit.blocks import find_module
 from memfit.engine.collectives import gather, is_fake
 from memfit.engine.context_parallel import check_divides_sequences
-from memfit.engine.ddp import Ddp
 from memfit.engine.expert_parallel import EXPERTS
-from memfit.engine.fsdp2 import Fsdp2, check_units, reshard, scale_gradients, total_norm, unsharded_gradients
+from memfit.engine.fsdp2 import REPLICAS, Fsdp2, reshard, scale_gradients, total_norm, unsharded_gradients
 from memfit.engine.pipeline_cut import STAGES_OF_RANK, cut_into_stages
 from memfit.engine.refusals import check_shared
 from memfit.engine.sharded_reads import sharded_reads
+from memfit.engine.sharded_units import check_units
 from memfit.engine.single import copied
 from memfit.engine.stage_forward import StageForward
 from memfit.engine.stage_module import StageInput, StageModule, divided, shape_changes, without_wrapping
@@ -59,9 +59,8 @@ from memfit.torch_compat.attributes import local_tensor
 from memfit.torch_compat.distributed import complete_cpu_streams
 from memfit.torch_compat.pipelining import check_pipelining, in_schedules, run_schedule
 
-PIPELINE, SHARDS, REPLICAS = "pp", "dp_shard", "dp_replicate"
-"""Dimensions of a mesh: of ranks that hold the stages of a pipeline, of those that hold parts of one stage, and of
-those that hold replicas of it."""
+PIPELINE = "pp"
+"""The dimension of a mesh of ranks that hold the stages of a pipeline."""
 
 
 @dataclass(kw_only=True)
@@ -127,18 +126,6 @@ class Pipeline(Fsdp2):
     @property
     def _group(self) -> dist.ProcessGroup:
         return self.mesh.get_group(PIPELINE)
-
-    @property
-    def _is_sharded(self) -> bool:
-        """Whether ranks hold parts of their stage."""
-        return any(self.ranks_in(name) > 1 for name in SHARDING)
-
-    @property
-    def _stage_replicas(self) -> Ddp | None:
-        """The ranks that hold this stage whole; None: there are no others, or ``fully_shard`` sums over them."""
-        if self.ranks_in(REPLICAS) == 1 or self._is_sharded:
-            return None
-        return Ddp(rank=self.data_rank, world=self.data_world, mesh=self.mesh[REPLICAS])
 
     def place(self, job: Job, nets: Nets) -> Nets:
         """The trained nets without the modules of other ranks, and these sharded, with rank 0's values.
@@ -288,11 +275,6 @@ class Pipeline(Fsdp2):
     def categorised(self, nets: Nets) -> Iterator[tuple[Tensor, str]]:
         """Gradients that a rank holds whole, until they are scattered."""
         return ((gradient, "gradients") for gradient in unsharded_gradients(self._modules))
-
-    def prepare(self, parameters: Sequence[nn.Parameter]) -> Any:
-        """Buffers for the sums over the stage's replicas; a schedule has scattered the sums over its parts."""
-        replicas = self._stage_replicas
-        return super().prepare(parameters) if replicas is None else [(replicas, replicas.prepare(parameters))]
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
         """Clips by the norm of all stages."""

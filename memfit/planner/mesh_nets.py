@@ -11,7 +11,7 @@ from memfit.apply.build_nets import nets_of
 from memfit.engine.capabilities import CAPABILITIES, engine_of
 from memfit.engine.expert_parallel import experts_of
 from memfit.engine.factory import make_engine
-from memfit.engine.fsdp2 import units
+from memfit.engine.sharded_units import units
 from memfit.job import Job, Nets, is_trained
 from memfit.mesh import MeshShape
 from memfit.planner.timing.mesh_time import DataTraffic, pieces_of

@@ -172,7 +172,7 @@ def accelerate_config(plan: Plan, job: Job, nets: Nets, geometry: ExportGeometry
 
 def _gathered(nets: Nets) -> list[str]:
     """Classes of the modules that memfit's FSDP2 gathers one by one."""
-    from memfit.engine.fsdp2 import units
+    from memfit.engine.sharded_units import units
 
     trained = [net for net in nets.values() if is_trained(net)]
     return sorted({type(net.get_submodule(path)).__name__ for net in trained for path in units(net) if path})

@@ -222,6 +222,7 @@ def test_torchtitan_parses_what_is_written(policy: str, tmp_path: Path) -> None:
 MESHES = [
     ("fsdp2", {"dp_replicate": 2, "dp_shard": 2}, [[4, 4]] * 4, (4, 16 * 2)),
     ("fsdp2", {"dp_shard": 2, "tp": 2}, [[4, 4]] * 2, (4, 16)),
+    ("fsdp2", {"dp_replicate": 2, "tp": 2}, [[4, 4]] * 2, (4, 16)),
     ("fsdp2", {"dp_shard": 2, "dp_shard_in_ep": 2}, [[4, 4]] * 4, (4, 32)),
     ("fsdp2", {"pp": 2, "dp_shard": 2}, [[4, 4]] * 2, (8, 16)),
     ("fsdp2", {"pp": 2, "dp_replicate": 2}, [[4, 4]] * 2, (8, 16)),

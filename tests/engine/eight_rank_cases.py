@@ -11,6 +11,8 @@ EIGHT_CASES = [
     EngineCase("llama", "fsdp2", 2, {}, {}, MeshShape(dp_replicate=2, dp_shard=2, tp=2)),
     EngineCase("llama", "fsdp2", 4, {}, {}, MeshShape(pp=2, dp_shard=2, tp=2)),
     EngineCase("llama", "fsdp2", 4, {}, {}, MeshShape(pp=2, dp_replicate=2, dp_shard=2)),
+    EngineCase("llama", "fsdp2", 4, {}, {}, MeshShape(pp=2, dp_replicate=2, tp=2)),
+    EngineCase("mixture", "fsdp2", 2, {}, {}, MeshShape(dp_replicate=2, tp=2, ep=2)),
     EngineCase("mixture", "fsdp2", 2, {}, {}, MeshShape(dp_replicate=2, dp_shard=2, ep=2)),
     EngineCase("even mixture", "fsdp2", 2, {}, {}, MeshShape(dp_replicate=2, dp_shard=2, dp_shard_in_ep=2)),
     EngineCase("even mixture", "fsdp2", 2, {}, {}, MeshShape(dp_shard=2, dp_shard_in_ep=2, tp=2)),

@@ -34,6 +34,9 @@ from tests.engine.tensor_jobs import CARRIED, REFUSED, Drawn, DrawnTied, Other, 
 from tests.engine.zero_ranks import weights, window
 
 HYBRID, TENSOR, BOTH, ALL = "dp_replicate=2,dp_shard=2", "tp=2", "dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2,tp=2"
+COPIED, COPIED_EXPERTS = "dp_replicate=2,tp=2", "dp_replicate=2,ep=2"
+COPIED_BOTH = "dp_replicate=2,tp=2,ep=2"
+"""Replicas of cut layers, and of divided experts, that are not sharded."""
 STEPS = {
     "late units": {},
     "two nets": {},
@@ -64,9 +67,9 @@ CUT_SENT, CUT_SENT_BOTH = "dp_shard_in_ep=2,tp=2", "dp_shard=2,dp_shard_in_ep=2,
 """Meshes whose ranks have a part of some experts."""
 SENT, SENT_BOTH, SENT_ALL = (f"{more}dp_shard_in_ep=2" for more in ("", "dp_shard=2,", "dp_replicate=2,dp_shard=2,"))
 """Meshes whose ranks send each other tokens."""
-READERS = ("dp_shard=4", HYBRID, BOTH)
+READERS = ("dp_shard=4", HYBRID, BOTH, COPIED)
 """Meshes of four ranks that go on with what another one wrote."""
-EXPERT_READERS = ("dp_shard=4", "ep=4", DIVIDED_BOTH, SENT_BOTH)
+EXPERT_READERS = ("dp_shard=4", "ep=4", DIVIDED_BOTH, COPIED_EXPERTS, SENT_BOTH)
 """The same for nets with experts; where ``tp`` can cut them, BOTH, CUT_DIVIDED and CUT_SENT too."""
 
 

@@ -53,9 +53,11 @@ STATES = "states"
 SEQUENCES = ("pp=2,cp=2", "pp=2,dp_shard=2,cp=2", "pp=2,dp_replicate=2,cp=2", "pp=2,cp=2,tp=2")
 """Stages whose ranks hold parts of sequences."""
 BOTH, COPIED, CUT = "pp=2,dp_shard=2", "pp=2,dp_replicate=2", "pp=2,tp=2"
-HYBRID, ALL = "pp=2,dp_replicate=2,dp_shard=2", "pp=2,dp_shard=2,tp=2"
+HYBRID, ALL, COPIED_CUT = (
+    f"pp=2,{other}" for other in ("dp_replicate=2,dp_shard=2", "dp_shard=2,tp=2", "dp_replicate=2,tp=2")
+)
 EVERY, DIVIDED, DIVIDED_BOTH = "pp=2,dp_replicate=2,dp_shard=2,tp=2", "pp=2,ep=2", "pp=2,dp_shard=2,ep=2"
-DIVIDED_TOO = ("tp=2,ep=2", "dp_shard=2,tp=2,ep=2", "dp_replicate=2,dp_shard=2,ep=2")
+DIVIDED_TOO = ("dp_replicate=2,ep=2", "tp=2,ep=2", "dp_shard=2,tp=2,ep=2", "dp_replicate=2,dp_shard=2,ep=2")
 """Beside stages: meshes of 8 and 16 ranks."""
 MESHES = {2: ("pp=2", "dp_shard=2", "tp=2"), 4: (BOTH, COPIED, CUT, "dp_shard=4", "dp_shard=2,tp=2")}
 """Meshes of two and of four ranks that go on with what another one wrote."""

@@ -101,6 +101,15 @@ BOTH_CASES = [
     EngineCase("adapters", "fsdp2", 1, BF16, {}, BOTH),
     EngineCase("scaled logits", "fsdp2", 1, {}, {}, BOTH),
 ]
+COPIED_CUT = MeshShape(dp_replicate=2, tp=2)
+COPIED_CUT_CASES = [
+    EngineCase("llama", "fsdp2", 2, {}, {}, COPIED_CUT),
+    EngineCase("own", "fsdp2", 1, BF16, {}, COPIED_CUT),
+    EngineCase("adapters", "fsdp2", 2, {}, {}, COPIED_CUT),
+    EngineCase("bert", "fsdp2", 1, {}, {}, COPIED_CUT),
+    EngineCase("mixture", "fsdp2", 2, {}, {}, MeshShape(dp_replicate=2, ep=2)),
+]
+"""Replicas of what is cut, whose gradients are summed once a window."""
 ENCODER_CASES = [
     EngineCase("bert", "fsdp2", 2, {}, {}, TENSOR),
     EngineCase("modern bert", "fsdp2", 1, BF16, {}, TENSOR),
@@ -264,7 +273,7 @@ SEQUENCE_STAGE_CASES = [
 ]
 EVERY_CASE = [
     *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *ZERO_BUBBLE_CASES,
-    *DECODER_CASES, *PLANNED_STAGE_CASES, *ENCODER_CASES, *SHARDED_ENCODER_CASES,
+    *DECODER_CASES, *PLANNED_STAGE_CASES, *ENCODER_CASES, *SHARDED_ENCODER_CASES, *COPIED_CUT_CASES,
     *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *CUT_STAGE_CASES, *DIVIDED_STAGE_CASES, *CUT_DIVIDED_CASES,
     *SEQUENCE_STAGE_CASES,
     *EXPERT_CASES, *SHARDED_EXPERT_CASES, *SENT_CASES, *SHARDED_SENT_CASES, *CUT_EXPERT_CASES,

@@ -55,6 +55,6 @@ def test_what_cannot_be_carried_is_refused_by_name_and_with_the_engine_to_use(ra
 
 
 def test_a_block_that_shares_a_parameter_is_not_gathered_alone():
-    from memfit.engine.fsdp2 import units
+    from memfit.engine.sharded_units import units
 
     assert units(Tied()) == ["blocks.2", "blocks.1", ""]

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.engine import sharded_reads
-from memfit.engine.fsdp2 import LEAST, units
+from memfit.engine.sharded_units import LEAST, units
 from memfit.errors import InputError
 from memfit.job import Job, Shape
 from memfit.mesh import MeshShape

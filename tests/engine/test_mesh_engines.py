@@ -15,6 +15,9 @@ from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.mesh_ranks import (
     ALL,
     BOTH,
+    COPIED,
+    COPIED_BOTH,
+    COPIED_EXPERTS,
     CUT_DIVIDED,
     CUT_DIVIDED_ALL,
     CUT_DIVIDED_BOTH,
@@ -72,8 +75,15 @@ def test_nets_that_are_sharded_and_cut_take_the_steps_of_one_rank(tmp_path):
         compare(gave, case)
 
 
+def test_replicas_of_cut_nets_take_the_steps_of_one_rank(tmp_path):
+    cases = ("llama", "tied llama", "learned activation")
+    gave = ranks(tmp_path, COPIED, *cases)
+    for case in cases:
+        compare(gave, case)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [TENSOR, BOTH, ALL])
+@pytest.mark.parametrize("mesh", [TENSOR, BOTH, COPIED, ALL])
 def test_cut_nets_take_the_steps_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, *TENSOR_CASES)
     for case in TENSOR_CASES:
@@ -92,7 +102,7 @@ def test_built_in_jobs_and_nets_of_diffusers_that_are_cut_take_the_steps_of_one_
     ("mesh", "cases"),
     [
         (TENSOR, ["norms of own heads", "beit", "products"]),
-        *(pytest.param(mesh, [*ENCODER_CASES], marks=pytest.mark.slow) for mesh in (TENSOR, BOTH)),
+        *(pytest.param(mesh, [*ENCODER_CASES], marks=pytest.mark.slow) for mesh in (TENSOR, BOTH, COPIED)),
     ],
 )
 def test_nets_that_are_cut_as_a_forward_shows_take_the_steps_of_one_rank(tmp_path, mesh, cases):
@@ -102,7 +112,7 @@ def test_nets_that_are_cut_as_a_forward_shows_take_the_steps_of_one_rank(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [DIVIDED, DIVIDED_BOTH, DIVIDED_ALL, SENT, SENT_BOTH, SENT_ALL])
+@pytest.mark.parametrize("mesh", [DIVIDED, DIVIDED_BOTH, COPIED_EXPERTS, DIVIDED_ALL, SENT, SENT_BOTH, SENT_ALL])
 def test_nets_whose_experts_are_divided_take_the_steps_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, *EXPERT_CASES)
     for case in EXPERT_CASES:
@@ -111,7 +121,7 @@ def test_nets_whose_experts_are_divided_take_the_steps_of_one_rank(tmp_path, mes
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mesh", [TENSOR, BOTH, CUT_DIVIDED, CUT_DIVIDED_BOTH, CUT_DIVIDED_ALL, CUT_SENT, CUT_SENT_BOTH]
+    "mesh", [TENSOR, BOTH, COPIED, CUT_DIVIDED, CUT_DIVIDED_BOTH, CUT_DIVIDED_ALL, COPIED_BOTH, CUT_SENT, CUT_SENT_BOTH]
 )
 def test_nets_whose_experts_are_cut_take_the_steps_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, *CUT)
@@ -120,7 +130,7 @@ def test_nets_whose_experts_are_cut_take_the_steps_of_one_rank(tmp_path, mesh):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [TENSOR, BOTH])
+@pytest.mark.parametrize("mesh", [TENSOR, BOTH, COPIED])
 def test_nets_whose_tokens_are_divided_take_the_steps_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, SEQUENCES)
     for case in DIVIDED_TOKENS:

@@ -147,11 +147,12 @@ def test_a_card_is_simulated_like_the_cpu():
 
 def test_stages_are_carried_with_other_dimensions():
     sharded = ("dp_replicate=2,dp_shard=2", "dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2,tp=2", "dp_shard=2,ep=2")
-    others = ("dp_shard=2", "dp_replicate=2", "tp=2", "ep=2", *sharded)
+    replicas = ("dp_replicate=2", "dp_replicate=2,tp=2", "dp_replicate=2,ep=2")
+    others = ("dp_shard=2", *replicas, "tp=2", "ep=2", *sharded)
     for mesh in ("pp=2", *(f"pp=2,{other}" for other in others)):
         assert engine_of(parse_mesh(mesh)) == "fsdp2"
-    with pytest.raises(InputError, match="replicas of layers that are cut are carried only where they are sharded too"):
-        engine_of(parse_mesh("pp=2,dp_replicate=2,tp=2"))
+    with pytest.raises(InputError, match="replicas of experts that tokens are sent to are carried only where they are"):
+        engine_of(parse_mesh("dp_replicate=2,dp_shard_in_ep=2"))
 
 
 def test_ranks_that_hold_parts_of_a_layer_hold_them_of_one_stage():

@@ -26,6 +26,7 @@ from tests.engine.rank_peaks import (
     BUILT_IN_HYBRID,
     CASES,
     CONTEXT_CASES,
+    COPIED_CUT_CASES,
     COPIED_STAGE_CASES,
     CUT_DIVIDED_CASES,
     CUT_EXPERT_CASES,
@@ -117,6 +118,7 @@ def test_every_rank_of_a_mesh(tmp_path):
     [
         pytest.param(TENSOR_CASES, id="cut"),
         pytest.param(BOTH_CASES, id="cut and sharded"),
+        pytest.param(COPIED_CUT_CASES, id="cut, with replicas"),
         pytest.param(ENCODER_CASES, id="cut as a forward shows"),
         pytest.param(SHARDED_ENCODER_CASES, id="cut as a forward shows, and sharded"),
         pytest.param(SEQUENCE_CASES, id="tokens divided"),

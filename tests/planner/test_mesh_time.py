@@ -79,6 +79,14 @@ def test_replicas_tell_each_other_once_a_window_however_many_micro_batches_there
     )
     assert ddp.window_seconds(1) == ddp.window_seconds(5)
     assert sum(ddp.window_seconds(1).values()) == pytest.approx(2 * 8 * GB * 63 / 64 / 400e9)
+    cut = MeshCommunication(
+        engine="fsdp2", traffic=DataTraffic(nbytes=8 * GB, pieces=4), links=quick("dp_replicate=8,tp=8")
+    )
+    once = {"all_reduce over dp_replicate": pytest.approx(2 * 8 * GB * 7 / 8 / 50e9)}
+    assert cut.window_seconds(1) == cut.window_seconds(5) == once
+    assert cut(5, 100.0) == cut(1) == sum(cut.window_seconds(1).values()), (
+        "after the last backward, which hides nothing"
+    )
 
 
 def test_computation_hides_all_but_the_first_piece_and_what_lasts_longer():

@@ -102,6 +102,7 @@ def test_a_run_of_cut_nets_learns_what_one_device_does_and_goes_on_on_any_mesh(w
     ("mesh", "choice"),
     [
         (MeshShape(tp=2), "sequence_parallel"), (MeshShape(dp_shard=2, tp=2), "sequence_parallel"),
+        (MeshShape(dp_replicate=2, tp=2), "sequence_parallel"),
         (MeshShape(dp_shard=2), "cpu_offload"), (MeshShape(dp_replicate=2, dp_shard=2), "cpu_offload"),
         (MeshShape(dp_shard=2, tp=2), "cpu_offload"), (MeshShape(pp=2, dp_shard=2), "cpu_offload"),
     ],
@@ -122,7 +123,9 @@ def test_a_run_with_a_choice_of_its_mesh_is_verified_killed_and_resumed_bit_for_
     assert [name for name, weight in complete.items() if not torch.equal(cut[name], weight)] == []
 
 
-@pytest.mark.parametrize("mesh", [MeshShape(tp=2), MeshShape(dp_shard=2, tp=2)], ids=str)
+@pytest.mark.parametrize(
+    "mesh", [MeshShape(tp=2), MeshShape(dp_shard=2, tp=2), MeshShape(dp_replicate=2, tp=2)], ids=str
+)
 def test_what_is_planned_for_cut_nets_is_verified_and_not_exported(mesh, tmp_path):
     file = tmp_path / "mesh.toml"
     made = memfit("plan", LLAMA, "--global-batch", 8, "--mesh", mesh, "--memory", "256MiB", "--out", file)

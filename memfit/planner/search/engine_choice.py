@@ -7,7 +7,7 @@ from typing import Protocol
 from memfit.device.hardware.catalogue import Device, interconnect_of
 from memfit.engine.capabilities import CAPABILITIES, dimensions, engine_of
 from memfit.engine.factory import check_known
-from memfit.engine.fsdp2 import units
+from memfit.engine.sharded_units import units
 from memfit.errors import InputError
 from memfit.job import Nets, is_trained
 from memfit.mesh import MeshShape

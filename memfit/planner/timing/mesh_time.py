@@ -4,7 +4,7 @@ Data parallelism communicates beside the computation: FSDP2 gathers the next mod
 computes, and scatters gradients while the backward goes on; DDP reduces buckets during the last backward. So a
 micro-batch waits for what is longer than its computation, and at least for the first or last piece. A pipeline's stages
 gather once, beside the first forward, and scatter once, or sum over their replicas, after the last backward, beside
-which nothing is computed.
+which nothing is computed; so do replicas of cut layers that are not sharded.
 Collectives inside of layers (tensor parallelism) are operators of the trace: what follows waits for them
 (``memfit.planner.timing.collective_time``). Which collectives an engine runs: as in
 ``memfit.planner.timing.communication``.
@@ -57,8 +57,8 @@ class MeshCommunication:
     @property
     def each_micro_batch(self) -> bool:
         """Whether it gathers and scatters in every micro-batch. Stages of a pipeline do so once in a window, in which
-        they keep what they gathered."""
-        return CAPABILITIES[self.engine].shards_weights and STAGES not in self.links
+        they keep what they gathered; replicas that are not sharded sum their gradients once."""
+        return CAPABILITIES[self.engine].shards_weights and STAGES not in self.links and SHARDS in self.links
 
     @property
     def _experts(self) -> GroupLink | None:
@@ -103,7 +103,7 @@ class MeshCommunication:
         """
         each = self.busy_seconds()
         busy, beside = sum(each.values()), computed / micro_batches
-        if STAGES in self.links and CAPABILITIES[self.engine].shards_weights:
+        if CAPABILITIES[self.engine].shards_weights and not self.each_micro_batch:
             gathers, scatters = (
                 each.get(f"all_gather over {SHARDS}", 0.0),
                 each.get(f"reduce_scatter over {SHARDS}", 0.0),
