@@ -26,6 +26,8 @@ DEFAULT_CARD = "a100-80gb"
 _HOST_SHARE = 0.8
 _LEAST_SECONDS = 30.0
 """The least time for a second trace."""
+_MORE_TRACES = 2
+"""Further traces at most, each of which assumes the selections by values that the one before showed."""
 _GRACE_SECONDS = 120.0
 """Time after the limit to compute the answer."""
 
@@ -65,7 +67,8 @@ def _may_need_less(request: TraceRequest, outcome: ScriptOutcome) -> bool:
 def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> ScriptOutcome:
     """Traces a script in a process of its own. If it fails after a pass that does not train was cut short, traces it
     again without: the script may have missed what it collects there. If it ends after fewer iterations of LBFGS than
-    its history holds, traces it again with as many as it makes.
+    its history holds, traces it again with as many as it makes. If its lines select by one value of integers after
+    another (by experts), traces it again with an equal share for each.
 
     Args:
         output: where the script's output goes; None: standard error.
@@ -73,15 +76,29 @@ def trace_script(request: TraceRequest, *, output: IO[str] | None = None) -> Scr
     Raises:
         InputError: this machine offers no sandbox, or the traced process was killed.
     """
-    outcome = _trace_once(request, output)
+    outcome = _trace_with_walks(request, output)
     rest = max(request.limit_seconds - outcome.seconds, _LEAST_SECONDS)
     if outcome.lbfgs_iterations and request.lbfgs_iterations is None:
-        return _trace_once(replace(request, lbfgs_iterations=outcome.lbfgs_iterations, limit_seconds=rest), output)
+        return _trace_with_walks(
+            replace(request, lbfgs_iterations=outcome.lbfgs_iterations, limit_seconds=rest), output
+        )
     failed = outcome.error is not None and not outcome.error.out_of_memory
     if not (failed and outcome.passes_cut and request.batches is None):
         return outcome
-    whole = _trace_once(replace(request, whole_passes=True, limit_seconds=rest), output)
+    whole = _trace_with_walks(replace(request, whole_passes=True, limit_seconds=rest), output)
     return whole if whole.windows >= outcome.windows and (whole.windows or whole.error) else outcome
+
+
+def _trace_with_walks(request: TraceRequest, output: IO[str] | None) -> ScriptOutcome:
+    """Traces until what a trace assumes of lines that select by values is what it shows; without that, the first."""
+    first = outcome = _trace_once(request, output)
+    for _ in range(_MORE_TRACES):
+        if outcome.walks == request.walks or outcome.windows < first.windows:
+            break
+        rest = max(request.limit_seconds - outcome.seconds, _LEAST_SECONDS)
+        request = replace(request, walks=outcome.walks, limit_seconds=rest)
+        outcome = _trace_once(request, output)
+    return outcome if outcome.walks == request.walks and outcome.windows >= first.windows else first
 
 
 def _trace_once(request: TraceRequest, output: IO[str] | None) -> ScriptOutcome:

@@ -90,6 +90,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         failed_attempts=len(watch.failures),
         handler=watch.handler,
         lbfgs_iterations=_lbfgs_iterations(running, ended, error),
+        walks=tuple(sorted(running.tracer.virtual.assumptions.walks.observed().items())),
         passes_cut=watch.passes_cut,
         error=error,
         sandboxed=not running.request.unsafe_writes,

@@ -53,6 +53,7 @@ class TraceRequest:
         longest_samples: batches of loaders are made of the longest samples of their data sets, and each id of a table
             of sparse gradients is another row.
         lbfgs_iterations: of ``torch.optim.LBFGS``, which the run makes at most; None: as many as fill its history.
+        walks: places of the code that select by one value of integers after another, each with the number of values.
         limit_seconds: of the script.
         stubs: packages that stand-ins are imported for.
         assumed: ``file:line`` to the value that is answered there.
@@ -70,6 +71,7 @@ class TraceRequest:
     whole_passes: bool = False
     longest_samples: bool = False
     lbfgs_iterations: int | None = None
+    walks: tuple[tuple[str, int], ...] = ()
     limit_seconds: float = 600.0
     rank: int = 0
     stubs: tuple[str, ...] = ()
@@ -203,6 +205,8 @@ class ScriptOutcome:
     """The line of a window, ``file:line``, whose code handles memory that fails."""
     lbfgs_iterations: int | None = None
     """Iterations of ``torch.optim.LBFGS`` at most, where the whole training ran and they do not fill its history."""
+    walks: tuple[tuple[str, int], ...] = ()
+    """Places of the code that select by one value of integers after another, each with the number of values."""
     passes_cut: bool = False
     """Whether a pass or a loop that does not train was left early: what the script collects there is not complete."""
     error: ScriptError | None = None

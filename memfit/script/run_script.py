@@ -28,6 +28,7 @@ from memfit.device.virtual.card_rules import card_rules, recorded_facts
 from memfit.device.virtual.hybrid_mode import HybridMode, fake_parameters
 from memfit.device.virtual.library_patches import as_in_a_real_run
 from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.value_masks import Walks
 from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_gpu
 from memfit.library_warnings import without_library_warnings
 from memfit.script.compiled_kernels import compiled_kernels
@@ -94,6 +95,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         facts = stack.enter_context(recorded_facts())
         virtual = stack.enter_context(_virtual(device))
         virtual.assumptions.given.update({(file, line): value for file, line, value in request.assumed})
+        virtual.assumptions.walks = Walks(assumed=dict(request.walks))
         tracer = ScriptTracer(virtual)
         watch = StepWatch(tracer=tracer)
         observations = stack.enter_context(observed(tracer))

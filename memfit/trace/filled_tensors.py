@@ -36,7 +36,7 @@ PUTS = frozenset(
 
 def note_fill(func: Any, args: Any, out: Any) -> None:
     """Notes what an operator of ``FILLS`` has filled a tensor with."""
-    if not isinstance(out, FakeTensor) or not 1 < out.numel() <= MOST_ELEMENTS or out.is_inference():
+    if not isinstance(out, FakeTensor) or out.numel() <= 1 or out.is_inference():
         return
     number: Any = _FILLED[func]
     if isinstance(number, tuple):
@@ -48,8 +48,24 @@ def note_fill(func: Any, args: Any, out: Any) -> None:
 def content_before(target: Any) -> Tensor | None:
     """The content that a tensor had before an operator of ``PUTS`` wrote to it for the first time; None where it was
     not filled, or was written to before, be it through a view."""
-    number, *noted = getattr(target, "_memfit_fill", (None,))
-    if number is None or noted != [version_of(target), id(target)]:  # a copy has its own count; this write comes after
+    number = _filled(target)
+    if number is None or target.numel() > MOST_ELEMENTS:
         return None
     with disable_current_modes():
         return torch.full(target.shape, number, dtype=target.dtype)
+
+
+def is_filled_with(target: Any, number: float) -> bool:
+    """Whether a tensor was filled with a number, and the operator at hand writes to it for the first time. A real one,
+    as in a script for the CPU, says so itself."""
+    if isinstance(target, FakeTensor):
+        return bool(_filled(target) == number)
+    with disable_current_modes():
+        return bool((target == number).all())
+
+
+def _filled(target: Any) -> Any:
+    number, *noted = getattr(target, "_memfit_fill", (None,))
+    if number is None or noted != [version_of(target), id(target)]:  # a copy has its own count; this write comes after
+        return None
+    return number

@@ -16,6 +16,7 @@ from memfit.device.virtual.virtual_device import is_intercepted
 from memfit.torch_compat.attributes import schema_of
 from memfit.trace import autograd_formulas, linear_sums
 from memfit.trace.collectives import HOLDS, is_collective
+from memfit.trace.mask_operators import Follow, follows
 from memfit.trace.operand_types import is_checked
 
 _COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default})
@@ -52,6 +53,8 @@ class Operator:
     """What formulas of autograd call in a real run, where this is called on zeros that they made; None: this too."""
     is_of_linear: bool
     """A linear layer may call it: ``memfit.trace.linear_sums``."""
+    follows_masks: Follow | None
+    """Notes which values its output, a mask, is of."""
 
 
 _known: dict[int, Operator] = {}
@@ -78,6 +81,7 @@ def operator(func: Any) -> Operator:
             makes_zeros=func in autograd_formulas.ZEROS,
             in_place=autograd_formulas.IN_PLACE.get(func),
             is_of_linear=func in linear_sums.PRODUCTS_AND_SUMS,
+            follows_masks=follows(func),
         )
     return known
 

@@ -18,6 +18,7 @@ from memfit.device.hardware.catalogue import Device
 from memfit.device.virtual.card_rules import card_rules
 from memfit.device.virtual.library_patches import as_in_a_real_run
 from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.value_masks import Walks
 from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_gpu
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.factory import load_engine, make_engine, traced_engine
@@ -155,6 +156,7 @@ def virtual_job(job: Job, how: Tracing) -> Iterator[tuple[Virtual, Tracer, Train
         engine = make_engine(how.engine, virtual.device, how.mesh, **how.engine_choices)
         if how.mesh is not None and how.mesh.dp_shard_in_ep > 1:
             virtual.assumptions.of_ranks.append(equal_tokens(how.mesh))
+        virtual.assumptions.walks = Walks(assumed=_walks.get(type(job), {}))
         with tracer.phase("setup"):
             train_state = build(
                 job, virtual.device, engine, how.implementation, optimizer_state=how.optimizer_state,
@@ -193,11 +195,29 @@ def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtu
         yield virtual, tracer, train_state
 
 
-def _record(
-    job: Job, shapes: list[Shape], how: Tracing
-) -> tuple[Trace, list[np.ndarray | None] | None, np.ndarray, list[Call]]:
-    """(the first shape's trace; bytes of the varying storages at every shape, where its events are the same; which
-    these are; calls that may have scratch)."""
+_Record = tuple[Trace, list[np.ndarray | None] | None, np.ndarray, list[Call]]
+"""The first shape's trace; bytes of the varying storages at every shape, where its events are the same; which these
+are; calls that may have scratch."""
+_MOST_TRACES = 3
+"""Traces at most, each of which assumes the selections by values that the one before showed."""
+_walks: dict[type, dict[str, int]] = {}
+"""By the job's class, the lines that select by one value after another; known within this process."""
+
+
+def _record(job: Job, shapes: list[Shape], how: Tracing) -> _Record:
+    """Records a job once, and again where lines select by one value after another, which that showed."""
+    for _ in range(_MOST_TRACES):
+        assumed = _walks.get(type(job), {})
+        record, observed = _record_once(job, shapes, how)
+        if observed == assumed:
+            return record
+        _walks[type(job)] = observed
+    _walks[type(job)] = {}
+    return _record_once(job, shapes, how)[0]
+
+
+def _record_once(job: Job, shapes: list[Shape], how: Tracing) -> tuple[_Record, dict[str, int]]:
+    """(the record, the lines that select by one value after another)."""
     with traced_windows(job, shapes[0], how) as (virtual, tracer, train_state):
         if job.validates and how.validation.where == "here":
             with tracer.phase("validate"), phase_memory(train_state, how.validation):
@@ -218,7 +238,8 @@ def _record(
                 if validates_anew:
                     with tracer.phase("validate"), phase_memory(train_state, how.validation):
                         validate_under(train_state, shape, tracer, how.validation)
-        return *_split(tracer, phases, len(shapes)), tracer.call_memory.calls
+        observed = virtual.assumptions.walks.observed()
+        return (*_split(tracer, phases, len(shapes)), tracer.call_memory.calls), observed
 
 
 def _changes_validation(job: Job, shapes: Sequence[Shape], device: torch.device) -> bool:

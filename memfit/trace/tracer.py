@@ -37,6 +37,7 @@ from memfit.trace.deep_graphs import room_for_deep_graphs
 from memfit.trace.event_record import EventRecord
 from memfit.trace.gradient_accumulation import made_in, sums_in_place
 from memfit.trace.linear_sums import LinearSums, added_in_place
+from memfit.trace.mask_operators import NONZERO, know_positions
 from memfit.trace.net_kind import NetKind
 from memfit.trace.operand_types import check_operand_types
 from memfit.trace.operators import Operator, operator, work
@@ -191,6 +192,8 @@ class Tracer(EventRecord, TorchDispatchMode):
         if inference or kind.is_intercepted:
             result = self.virtual.intercept(self, func, args, kwargs)
             if result is not NOT_HANDLED:
+                if func is NONZERO:
+                    know_positions(args[0], result)
                 return result
         if inference and func.is_view and not args[0].is_inference():
             with outside_inference_mode():  # a view of an ordinary tensor is ordinary
@@ -221,6 +224,8 @@ class Tracer(EventRecord, TorchDispatchMode):
         if kind.makes_zeros and node is not None:
             note_zeros(node, out)
         constant_values.follow(func, args, kwargs, out)
+        if kind.follows_masks is not None:
+            kind.follows_masks(func, args, out)
         row = len(self.op_rows)
         try:
             self._see_call(kind, func, args, kwargs, out, node)

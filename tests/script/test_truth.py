@@ -23,7 +23,8 @@ SCRIPTS = [
     "conv_batch_norm.py", "feature_matching.py", "lip_sync.py", "encoder_evaluation.py", "func_transforms.py",
     "shuffled_lengths.py", "tiled_head.py", "tensor_subclass.py", "masked_writes.py", "selective_scan.py",
     "hand_written_updates.py", "hugging_face_trainer.py cpu", "sparse_gradients.py bag", "sparse_gradients.py adagrad",
-    "sparse_gradients.py sgd", "sparse_gradients.py adam",
+    "sparse_gradients.py sgd", "sparse_gradients.py adam", "experts.py nonzero", "experts.py index",
+    "experts.py masked_select", "experts.py any", "experts.py one_hot", "experts.py scatter", "experts.py checkpoint",
 ]  # fmt: skip
 WITHIN_SPARSE = {"add", "add_", "addmm", "clone", "index", "mm", "mul", "transpose"}
 """Operators within which the profiler shows what sparse tensors allocate, and a trace on their own."""

@@ -53,7 +53,8 @@ def line_of(text):
 def test_sizes_taken_as_large_as_they_can_be_are_told_with_their_line_and_kept_in_a_trace(tmp_path):
     prediction = predict(Mixture(), "mixture", Shape(items=6), find_device("rtx4090"))
     place = f"{__file__}:{line_of('rows = (chosen')}"
-    result = f"{place}: nonzero was taken to find all 6; a run needs less where its data has fewer"
+    share = "nonzero was taken to find 2, an equal share of 6 for each of 4 values"
+    result = f"{place}: {share}; a run needs more where one value has more"
     assert prediction.footprint.assumed == (result,)
     assert f"Assumed: {result}." in footprint_remarks(prediction.footprint)
     write_trace(tmp_path / "t.npz", prediction)
@@ -97,4 +98,14 @@ def test_a_number_read_from_data_that_is_no_size_is_not_told():
 def test_a_plan_tells_them_too():
     answer = find_plan(Mixture(), PlanRequest(name="mixture", global_batch=6, device=find_device("rtx4090")))
     (result,) = plan_json(answer)["assumed"]
-    assert "nonzero was taken to find all 6" in result
+    assert "nonzero was taken to find 2, an equal share of 6 for each of 4 values" in result
+
+
+def test_the_rows_of_one_value_alone_may_be_all():
+    class Single(Mixture):
+        def loss(self, nets, batch):
+            out = nets["net"].gate(batch)
+            return out[out.argmax(-1) == 2].square().sum(), out.numel()
+
+    (result,) = predict(Single(), "single", Shape(items=6), find_device("rtx4090")).footprint.assumed
+    assert "index by a mask was taken to find all 6; a run needs less" in result

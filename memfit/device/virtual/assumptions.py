@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual.branches import asks_in_for, decides_branch, leaving_answer, passing_answer
+from memfit.device.virtual.value_masks import Walks, mask_of
 from memfit.errors import InputError
 from memfit.wording import TURNS
 
@@ -85,6 +86,8 @@ class Assumption:
     times: int
     ends_loop: bool = False
     """True where the answer ends a loop that waits for data."""
+    share: str = ""
+    """Where the elements of ``most`` are an equal share: of how many, and for each of how many values."""
 
 
 class Assumptions:
@@ -97,9 +100,11 @@ class Assumptions:
         """How compiled code was traced: PLANNED, EAGER or both."""
         self.of_ranks: list[str] = []
         """Lines about what other ranks were taken to do, that decides sizes on this one."""
+        self.walks = Walks()
+        """Lines that select by one value after another."""
         self.latest = ""
         """The last answer that may decide a size, as a sentence about a script that failed after it."""
-        self._times: dict[tuple[str, str, str, bool, int, bool], int] = {}
+        self._times: dict[tuple[str, str, str, bool, int, bool, str], int] = {}
 
     def answer(self, value: Any, where: str) -> Any:
         """The value that was given for this place, in the type of ``value``; ``value`` where none was.
@@ -109,18 +114,49 @@ class Assumptions:
         """
         file, _, line = where.rpartition(":")
         for (name, number), given in self.given.items():
-            if number == int(line or 0) and (file == name or file.endswith("/" + name)):
+            if number == int(line or 0) and _is(file, name):
                 return _as_given(f"{name}:{number}", given, type(value))
         return value
 
+    def count(self, operator: str, mask: Tensor) -> int:
+        """How many elements of a mask are taken for other than zero, which is noted: as many as a person gave for the
+        line; an equal share, where the line selects by one value of integers after another; else all that can be."""
+        where, _ = source_line()
+        of_values, most, share = mask_of(mask), mask.numel(), ""
+        if of_values is not None:
+            divisor = 1
+            if of_values.values == 1:
+                divisor = self.walks.divisor(of_values.integers, of_values.value, _place())
+            share = f"{of_values.most:,} for each of {divisor} values" if divisor > 1 else ""
+            most = min(most, -(-of_values.most // divisor))
+        given = self._given(where)
+        if given is not None and given.isdigit():
+            self.note(operator, f"{min(int(given), mask.numel())}, as given")
+            return min(int(given), mask.numel())
+        self.note(operator, f"{most}, an equal share of {share}" if share else f"all {most}", most=most, share=share)
+        return most
+
+    def _given(self, where: str) -> str | None:
+        """What a person gave for a place, as it was written."""
+        file, _, line = where.rpartition(":")
+        places = (given for (name, number), given in self.given.items() if f"{number}" == line and _is(file, name))
+        return next(places, None)
+
     def note(
-        self, operator: str, answer: str, *, doubtful: bool = False, most: int = 0, ends_loop: bool = False
+        self,
+        operator: str,
+        answer: str,
+        *,
+        doubtful: bool = False,
+        most: int = 0,
+        ends_loop: bool = False,
+        share: str = "",
     ) -> None:
         """Raises:
         InputError: the same line of the user's code asks for the 10,001st time.
         """
         where, users = source_line()
-        entry = (operator, answer, where, doubtful, most, ends_loop)
+        entry = (operator, answer, where, doubtful, most, ends_loop, share)
         if users and (doubtful or most):
             given = f"; if a run gives another number, write --assume {where}=N" if doubtful else ""
             self.latest = f"a trace has no data: {operator} at {where} was taken to give {answer}{given}"
@@ -133,21 +169,20 @@ class Assumptions:
             )
 
     def __iter__(self) -> Any:
-        for (operator, answer, where, doubtful, most, ends_loop), times in self._times.items():
+        for (operator, answer, where, doubtful, most, ends_loop, share), times in self._times.items():
             yield Assumption(
                 operator=operator, answer=answer, where=where, doubtful=doubtful, most=most, times=times,
-                ends_loop=ends_loop,
+                ends_loop=ends_loop, share=share,
             )  # fmt: skip
 
     def of_sizes(self) -> tuple[str, ...]:
         """A line for each place whose answer decides sizes: the prediction is too high there, or too low."""
-        most: dict[tuple[str, str], int] = {}
+        most: dict[tuple[str, str], tuple[int, str]] = {}
         doubtful = []
         for assumption in self:
             if assumption.most:
-                most[assumption.where, assumption.operator] = max(
-                    assumption.most, most.get((assumption.where, assumption.operator), 0)
-                )
+                place = assumption.where, assumption.operator
+                most[place] = max((assumption.most, assumption.share), most.get(place, (0, "")))
             elif assumption.ends_loop:
                 doubtful.append(f"{assumption.where}: a loop's condition was answered {assumption.answer}; {TURNS}")
             elif assumption.doubtful:
@@ -155,13 +190,21 @@ class Assumptions:
                     f"{assumption.where}: {assumption.operator}() was answered {assumption.answer}; {DOUBT}"
                 )
         bounds = [
-            f"{where}: {operator} was taken to find all {count:,}; a run needs less where its data has fewer"
-            for (where, operator), count in most.items()
+            f"{where}: {operator} was taken to find {count:,}, an equal share of {share}; "
+            "a run needs more where one value has more"
+            if share
+            else f"{where}: {operator} was taken to find all {count:,}; a run needs less where its data has fewer"
+            for (where, operator), (count, share) in most.items()
         ]
         return (*bounds, *doubtful, *self.of_ranks, *(_COMPILED[how] for how in sorted(self.compiled)))
 
     def __len__(self) -> int:
         return len(self._times)
+
+
+def _is(file: str, name: str) -> bool:
+    """Whether a person means this file by a name."""
+    return file == name or file.endswith("/" + name)
 
 
 _ANSWERS = {bool: "True or False", int: "a whole number", float: "a number", complex: "a number"}
@@ -206,6 +249,16 @@ def source_line() -> tuple[str, bool]:
     """
     frame, innermost = _asking()
     return (f"{frame.f_code.co_filename}:{frame.f_lineno}", True) if frame is not None else (innermost, False)
+
+
+def _place() -> str:
+    """The line that asks, and those that called its function, as far as torch's code: one module's forward."""
+    frame, _ = _asking()
+    lines = []
+    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(lines)
 
 
 def _asking() -> tuple[FrameType | None, str]:

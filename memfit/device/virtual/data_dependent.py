@@ -73,25 +73,23 @@ def _same(assumptions: Assumptions, first: Tensor, second: Tensor, *rest: Any, *
 
 
 def _nonzero(assumptions: Assumptions, tensor: Tensor) -> Tensor:
-    assumptions.note("nonzero", f"all {tensor.numel()}", most=tensor.numel())
-    return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+    return tensor.new_empty((assumptions.count("nonzero", tensor), tensor.dim()), dtype=torch.int64)
 
 
 def _masked_select(assumptions: Assumptions, tensor: Tensor, mask: Tensor) -> Tensor:
-    """Every element is selected. On a card, the mask first becomes integer indices, as in ``x[mask]`` (ATen's
+    """Every element is selected or an equal share. On a card, the mask first becomes indices, as in ``x[mask]`` (ATen's
     ``masked_select_out_cuda_impl``)."""
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)
-    most = shape.numel()
-    assumptions.note("masked_select", f"all {most}", most=most)
+    most = assumptions.count("masked_select", mask.expand(shape))
     if tensor.device.type == "cpu":
-        return tensor.new_empty((most,))
+        return mask.new_empty((most,), dtype=tensor.dtype)  # the tensor may be real: positions, which a script made
     positions = mask.new_empty((most, max(len(shape), 1)), dtype=torch.int64)
     selected: Tensor = _aten.index.Tensor(tensor.expand(shape or (1,)), list(positions.unbind(1)))
     return selected
 
 
 def _index(assumptions: Assumptions, tensor: Tensor, indices: Any) -> Any:
-    """x[mask]: every element is selected. As in a real run, the mask first becomes integer indices."""
+    """x[mask]: every element is selected, or an equal share. As in a real run, the mask first becomes indices."""
     if not any(i is not None and i.dtype in (torch.bool, torch.uint8, torch.int8) for i in indices):
         return NOT_HANDLED
     positions: list[Tensor | None] = []
@@ -99,8 +97,8 @@ def _index(assumptions: Assumptions, tensor: Tensor, indices: Any) -> Any:
         if index is None or index.dtype not in (torch.bool, torch.uint8, torch.int8):
             positions.append(index)
         else:
-            assumptions.note("index by a mask", f"all {index.numel()}", most=index.numel())
-            positions_of_mask = index.new_empty((index.numel(), index.dim()), dtype=torch.int64)
+            count = assumptions.count("index by a mask", index)
+            positions_of_mask = index.new_empty((count, index.dim()), dtype=torch.int64)
             positions.extend(positions_of_mask.unbind(1))
     return _aten.index.Tensor(tensor, positions)
 
@@ -136,9 +134,7 @@ def _put(
         if index is None or index.dtype not in _MASKS:
             positions.append(index)
             continue
-        if rows is None:
-            assumptions.note("index by a mask", f"all {index.numel()}", most=index.numel())
-        selected = index.numel() if rows is None else rows
+        selected = assumptions.count("index by a mask", index) if rows is None else rows
         positions.extend(index.new_empty((selected, index.dim()), dtype=torch.int64).unbind(1))
     return put(tensor, positions, values, accumulate, *rest)
 
@@ -315,4 +311,4 @@ def answer_operator(func: Any, args: Any, kwargs: Any, assumptions: Assumptions)
 
 def _asks_a_fake(args: Any) -> bool:
     """DeviceMesh and others ask real tensors, which have answers of their own."""
-    return any(isinstance(arg, FakeTensor) for arg in args)
+    return any(isinstance(arg, FakeTensor) or (isinstance(arg, list | tuple) and _asks_a_fake(arg)) for arg in args)
