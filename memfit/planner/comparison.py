@@ -77,11 +77,13 @@ def plan_subject(name: str, plan: Plan, device: Device | None) -> Subject:
     """A plan's column; ``device`` None: on the plan's own."""
     from memfit.loading import load_job
     from memfit.planner.predict import predict
+    from memfit.trace.step import Tracing
 
     job = load_job(plan.job, dict(plan.settings), unit=plan.unit)
     target = device or replace(find_device(plan.device), usable_bytes=plan.budget_bytes)
+    how = Tracing(device=target, mesh=plan.mesh_shape, engine_choices=plan.engine_choices)
     prediction = predict(
-        job, plan.job, shape_of(job, plan.micro_batch), target, micro_batches=len(plan.micro_batches[0]),
+        job, plan.job, how.shape_of(job, plan.micro_batch), target, micro_batches=len(plan.micro_batches[0]),
         checkpointing=plan.checkpointing, engine=plan.engine, world=plan.ranks, mesh=plan.mesh_shape, plan=plan,
         engine_choices=plan.engine_choices,
     )  # fmt: skip

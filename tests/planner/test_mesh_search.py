@@ -13,6 +13,7 @@ from memfit.device.hardware.cluster import cluster_of
 from memfit.errors import InputError
 from memfit.installation import release_number
 from memfit.mesh import MeshShape
+from memfit.planner.comparison import plan_subject
 from memfit.planner.mesh_search import mesh_choice
 from memfit.planner.mesh_search.mesh_choice import find_any_plan, find_mesh_plan
 from memfit.planner.mesh_search.mesh_row import CHOSEN, FITS, REFUSED, SLOWER, TOO_LARGE, MeshRow
@@ -73,6 +74,17 @@ def test_sequences_are_traced_as_long_as_ranks_divide_them():
     remarks = {str(row.mesh): row.remark for row in made.meshes if row.mesh.cp == 2}
     assert {"dp_replicate=2,cp=2", "pp=2,cp=2"} <= remarks.keys()
     assert not any("does not divide" in remark for remark in remarks.values())
+
+
+@pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses cp before torch 2.13")
+def test_a_plan_is_compared_with_sequences_as_long_as_its_ranks_divide_them():
+    request = PlanRequest(
+        name="tests.engine.context_jobs:Tokens", global_batch=26, micro_batch=13, device=CARD, mesh=MeshShape(cp=2),
+    )  # fmt: skip
+    made = find_plan(Tokens(precision="bf16"), request)
+    subject = plan_subject("divided", replace(made.plan, settings={"precision": "bf16"}), None)
+    assert subject.prediction.shape.length % 4 == 0
+    assert subject.prediction.footprint.fits
 
 
 def test_the_plan_has_the_fastest_mesh_and_the_ladder_has_all_others(words):
