@@ -19,6 +19,7 @@ EIGHT_CASES = [
     EngineCase("mixture", "fsdp2", 2, {}, {}, MeshShape(dp_shard=2, tp=2, ep=2)),
     EngineCase("mixture", "fsdp2", 4, {}, {}, MeshShape(pp=2, dp_shard=2, ep=2)),
     EngineCase("mixture", "fsdp2", 4, {}, {}, MeshShape(pp=2, tp=2, ep=2)),
+    EngineCase("mixture", "fsdp2", 4, {}, {}, MeshShape(pp=2, dp_replicate=2, ep=2)),
     EngineCase("divided llama", "fsdp2", 1, {}, {}, MeshShape(dp_replicate=2, dp_shard=2, cp=2)),
     EngineCase("divided llama", "fsdp2", 1, {}, {}, MeshShape(dp_shard=2, cp=2, tp=2)),
     EngineCase("divided stages", "fsdp2", 4, {}, {}, MeshShape(pp=2, dp_shard=2, cp=2)),
