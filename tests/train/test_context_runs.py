@@ -11,11 +11,11 @@ import torch
 
 from memfit.installation import release_number
 from memfit.mesh import MeshShape
-from memfit.plan import read_plan, write_plan
+from memfit.plan import read_plan
 from memfit.torch_compat.context_parallel import OLDEST
 from memfit.verify.verify_plan import on_ranks
-from tests.train.test_built_in_mesh_runs import WINDOWS, killed_after_a_window
-from tests.train.test_mesh_runs import planned_and_run, ran, same
+from tests.train.test_built_in_mesh_runs import WINDOWS
+from tests.train.test_mesh_runs import planned_and_run, ran, same, verified_killed_and_resumed
 from tests.train.test_ranks import ROOT, lines, memfit
 
 pytestmark = [
@@ -47,18 +47,10 @@ def llama(tmp_path_factory):
 def test_a_run_is_verified_killed_and_resumed_bit_for_bit(mesh, choices, llama, tmp_path):
     alone, expected = llama
     divided = replace(on_ranks(alone, "fsdp2", mesh.world, mesh), engine_choices=choices)
-    complete, _ = ran(divided, tmp_path / "whole", "--windows", WINDOWS, "--verify-every", 2)
-    same(complete, expected)
-    proofs = lines(tmp_path / "whole" / "run", "verified")
-    assert proofs
-    assert all(proof["ok"] for proof in proofs)
+    verified_killed_and_resumed(divided, expected, tmp_path)
     assert {line["global_batch_done"] for line in lines(tmp_path / "whole" / "run", "metrics")} == {8}
     shares = [line["rank"] for line in lines(tmp_path / "whole" / "run", "samples") if line["window"] == 0]
     assert shares == list(range(mesh.data_ranks)), "ranks of one sequence have one share"
-    write_plan(divided, tmp_path / "plan.toml")
-    killed_after_a_window(tmp_path / "plan.toml", tmp_path / "cut" / "run")
-    cut, _ = ran(divided, tmp_path / "cut", "--windows", WINDOWS, "--resume")
-    assert [name for name, weight in complete.items() if not torch.equal(cut[name], weight)] == []
 
 
 def test_a_run_goes_on_on_any_mesh_and_on_one_device(llama, tmp_path):

@@ -42,6 +42,20 @@ def same(learnt, expected):
         torch.testing.assert_close(learnt[name], weight, rtol=1e-4, atol=1e-5)
 
 
+def verified_killed_and_resumed(divided, expected, folder):
+    """Runs a plan for several ranks that verify themselves, and again with a kill and a resume: the weights are those
+    of one device, and the same bit for bit. The first run's folder is ``whole/run``."""
+    complete, _ = ran(divided, folder / "whole", "--windows", WINDOWS, "--verify-every", 2)
+    same(complete, expected)
+    proofs = lines(folder / "whole" / "run", "verified")
+    assert proofs
+    assert all(proof["ok"] for proof in proofs)
+    write_plan(divided, folder / "plan.toml")
+    killed_after_a_window(folder / "plan.toml", folder / "cut" / "run")
+    cut, _ = ran(divided, folder / "cut", "--windows", WINDOWS, "--resume")
+    assert [name for name, weight in complete.items() if not torch.equal(cut[name], weight)] == []
+
+
 def test_a_run_on_a_mesh_learns_what_one_device_does_and_goes_on_on_any_mesh(one_device, tmp_path):
     alone, expected = one_device
     hybrid = on_ranks(alone, "fsdp2", 4, HYBRID)
@@ -112,15 +126,7 @@ def test_a_run_with_a_choice_of_its_mesh_is_verified_killed_and_resumed_bit_for_
     """Divided tokens, and parts on the host, which on the CPU is the device."""
     alone, expected = words
     divided = replace(on_ranks(alone, "fsdp2", mesh.world, mesh), engine_choices={choice: True})
-    complete, _ = ran(divided, tmp_path / "whole", "--windows", WINDOWS, "--verify-every", 2)
-    same(complete, expected)
-    proofs = lines(tmp_path / "whole" / "run", "verified")
-    assert proofs
-    assert all(proof["ok"] for proof in proofs)
-    write_plan(divided, tmp_path / "plan.toml")
-    killed_after_a_window(tmp_path / "plan.toml", tmp_path / "cut" / "run")
-    cut, _ = ran(divided, tmp_path / "cut", "--windows", WINDOWS, "--resume")
-    assert [name for name, weight in complete.items() if not torch.equal(cut[name], weight)] == []
+    verified_killed_and_resumed(divided, expected, tmp_path)
 
 
 @pytest.mark.parametrize(
