@@ -35,7 +35,7 @@ for asked in "$@"; do
         "$python" -m venv "$folder"
         "$folder/bin/pip" install -q "torch$version"
         "$folder/bin/pip" install -q "torch$version" setuptools wheel numpy scipy click rich safetensors tomli-w nvidia-ml-py \
-            psutil orjson jinja2 plotly pytest pytest-xdist hypothesis transformers diffusers accelerate lightning peft pillow \
+            psutil msgspec jinja2 plotly pytest pytest-xdist hypothesis transformers diffusers accelerate lightning peft pillow \
             soundfile torchdata "tomli; python_version < '3.11'"
         DS_BUILD_OPS=0 "$folder/bin/pip" install -q --no-build-isolation "torch$version" deepspeed ||
             echo "torch$version: no DeepSpeed" >&2

@@ -82,7 +82,7 @@ def _report() -> dict[str, Any]:
         "tomli-w",
         "nvidia-ml-py",
         "psutil",
-        "orjson",
+        "msgspec",
         "jinja2",
         "plotly",
     )

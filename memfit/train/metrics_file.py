@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
+import msgspec
 
 from memfit.train.line_parts import all_lines, parts_of
 
 END_BYTES = 1 << 20
 """Of a file, in which its last whole line is looked for."""
-_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+LINE_BYTES = 2048
+"""Of a line's first buffer, which grows where that is too little."""
+_ENCODER = msgspec.json.Encoder(enc_hook=lambda value: value.tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +114,19 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
 
 
 def format_line(line: dict[str, Any]) -> bytes:
-    """A line of JSON; a number that is not finite becomes null, which JSON has."""
+    """A line of JSON; a number that is not finite becomes null, which JSON has.
+
+    Raises:
+        MemoryError: at a limit on memory. ``msgspec.json.encode`` and ``orjson.dumps`` end the process there: they
+            write to the buffer that they could not make.
+    """
+    text = bytearray(LINE_BYTES)
     try:
-        return orjson.dumps(line, option=_OPTIONS)
-    except orjson.JSONEncodeError:  # an integer of more than 64 bits, or a type that only json knows how to write
+        _ENCODER.encode_into(line, text)
+    except (TypeError, ValueError, AttributeError):  # a key, a value or a character that only json knows how to write
         return json.dumps(_finite(line), allow_nan=False).encode() + b"\n"
+    text += b"\n"
+    return bytes(text)
 
 
 def missing_windows(present: bytes | bytearray) -> list[int]:

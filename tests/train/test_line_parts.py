@@ -5,7 +5,10 @@ python -m pytest tests/train/test_line_parts.py
 
 import gzip
 import math
+import os
 import shutil
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 
 from memfit.show.run_follower import Lines
 from memfit.train import line_parts
+from memfit.train.launch.memory_limit import ENVIRONMENT
 from memfit.train.line_parts import parts_of
 from memfit.train.metrics_file import (
     count_windows,
@@ -175,3 +179,41 @@ def test_a_line_is_json_whatever_the_numbers_of_a_job_are(value, written):
     assert content.endswith(b"}\n")
     assert content.count(b"\n") == 1
     assert parse_line(content) == {"window": 0, "value": written}
+
+
+FILLED = """
+import resource
+from memfit.train.launch import memory_limit
+from memfit.train.metrics_file import format_line
+
+line = {"window": 0, "values": [1.5] * 1000}
+kept = [None] * 400_000
+hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+resource.setrlimit(resource.RLIMIT_DATA, (memory_limit.data_bytes() + (2 << 20), hard))
+count = failed = 0
+for size in (16384, 4096, 2048, 1024, 512, 256):
+    try:
+        while True:
+            kept[count] = bytes(size)
+            count += 1
+    except MemoryError:
+        pass
+    try:
+        format_line(line)
+    except MemoryError:
+        failed += 1
+kept.clear()
+memory_limit.lift()
+print(failed, len(format_line(line)))
+"""
+"""Fills the memory of a process with smaller and smaller blocks, and makes a line after each size."""
+
+
+def test_a_line_for_which_there_is_no_memory_raises_an_error():
+    done = subprocess.run(
+        [sys.executable, "-c", FILLED], capture_output=True, text=True, timeout=60, env={**os.environ, **ENVIRONMENT}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    failed, length = map(int, done.stdout.split())
+    assert failed
+    assert length > 4000

@@ -1,4 +1,4 @@
-"""A thread that finds memory for its stack alone must not hold up the one that starts it.
+"""A thread that finds memory for its stack alone must not hold up the one that starts it, nor end the process later.
 
 python -m pytest tests/train/test_threads.py
 """
@@ -54,3 +54,44 @@ def test_a_thread_starts_or_is_refused_whatever_room_is_left(room_kib):
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == (["True", "True"] if room_kib > 4096 else ["False", "False"])
     assert not done.stderr
+
+
+LATE = """
+import resource, threading
+import torch
+from memfit.train.launch import memory_limit
+
+value, go = torch.ones(()), threading.Event()
+
+def use_torch():
+    go.wait()
+    try:
+        print(float(value))
+    except MemoryError:
+        print("no memory")
+
+thread = threading.Thread(target=use_torch)
+memory_limit.start_thread(thread)
+kept = [None] * 400_000
+hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+resource.setrlimit(resource.RLIMIT_DATA, (memory_limit.data_bytes() + (2 << 20), hard))
+count = 0
+for size in (16384, 4096, 1024, 480, 400):
+    try:
+        while True:
+            kept[count] = bytes(size)
+            count += 1
+    except MemoryError:
+        pass
+go.set()
+thread.join()
+"""
+"""Fills the memory of a process while a thread waits, which then uses torch for the first time."""
+
+
+def test_a_thread_that_uses_torch_where_memory_is_full_does_not_end_the_process():
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, env={**os.environ, **ENVIRONMENT}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout in ("1.0\n", "no memory\n")

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import mmap
 import resource
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -114,7 +115,8 @@ def start_thread(thread: threading.Thread) -> None:
     """Starts a thread with a small stack, where the limits on this process leave room for it.
 
     A thread that finds memory for its stack and none for its first call ends at once, and ``Thread.start`` then waits
-    for it without end (Python 3.11).
+    for it without end (Python 3.11). And a library's variables of a thread are made where that thread uses them first:
+    where there is no memory for them, the dynamic linker ends the process. So torch's are made before this returns.
 
     Raises:
         RuntimeError: the system starts none, or there is too little room under RLIMIT_DATA or RLIMIT_AS.
@@ -123,8 +125,27 @@ def start_thread(thread: threading.Thread) -> None:
         allowed = resource.getrlimit(kind)[0]
         if allowed != resource.RLIM_INFINITY and allowed - _status(name)[0] < THREAD_BYTES:
             raise RuntimeError("no memory for a thread")
+    run, prepared = thread.run, threading.Event()
+
+    def prepare_and_run() -> None:
+        try:
+            _make_thread_variables()
+        finally:
+            prepared.set()
+        run()
+
+    thread.run = prepare_and_run  # type: ignore[method-assign]
     with small_stacks():
         thread.start()
+    prepared.wait()
+
+
+def _make_thread_variables() -> None:
+    """Uses torch, and an exception of C++, in this thread for the first time."""
+    if (torch := sys.modules.get("torch")) is not None:
+        float(torch.ones(()))
+        with suppress(RuntimeError):
+            torch.empty(-1)
 
 
 def limit(budget: int) -> int:
