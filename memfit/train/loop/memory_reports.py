@@ -10,7 +10,7 @@ from memfit.train.launch import memory_limit
 from memfit.train.loop.monitor import Monitor
 from memfit.train.loop.run_context import RunContext
 from memfit.train.recovery.failure import Failure, describe_request
-from memfit.train.recovery.memory_growth import FEW, PART_OF_BUDGET, GrownMemoryError, largest_holder
+from memfit.train.recovery.memory_growth import PART_OF_BUDGET, GrownMemoryError, largest_holder
 from memfit.train.recovery.oom_record import write_oom_record
 
 
@@ -42,9 +42,9 @@ class MemoryReports:
 
     def grown_memory(self, failure: Failure) -> Exception | None:
         """An error where the request that failed would have been served but for what has grown between windows."""
-        growth = self._growth.steady(FEW)
         needed = max(failure.requested_bytes or 0, int(self._context.plan.budget_bytes * PART_OF_BUDGET))
-        if growth is None or growth.bytes < needed:
+        growth = self._growth.latest(needed)
+        if growth is None:
             return None
         memory_limit.lift()
         request = describe_request(failure, self.held_before)

@@ -11,7 +11,7 @@ import gc
 import itertools
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -89,21 +89,37 @@ class MemoryGrowth:
             self._readings = self._readings[::2]
             self._stride *= 2
 
-    def steady(self, least: int = MANY) -> Growth | None:
-        """The growth over all readings, where it goes on in every quarter of them; None where it does not.
+    def steady(self) -> Growth | None:
+        """The growth over all readings, where it goes on in every quarter of them; None where it does not."""
+        return _steady(self._readings, MANY)
 
-        Args:
-            least: readings without which there is no answer; fewer than five have fewer parts than quarters.
+    def latest(self, needed: int) -> Growth | None:
+        """The growth of ``needed`` bytes or more that goes on up to the last reading, where memory has run out; None
+        where there is none. Over all readings, else the last half or quarter of them: what a process takes or gives
+        back once, such as a checkpoint's buffers, hides a growth.
         """
-        if len(self._readings) < least:
-            return None
-        parts = min(4, len(self._readings) - 1)
-        chosen = [self._readings[i * (len(self._readings) - 1) // parts] for i in range(parts + 1)]
-        (first, begin), (last, end) = chosen[0], chosen[-1]
-        steps = [after - before for (_, before), (_, after) in itertools.pairwise(chosen)]
-        if end <= begin or min(steps) < (end - begin) / (4 * parts):
-            return None
-        return Growth(first=first, last=last, begin=begin, end=end)
+        for part, least in ((1, FEW), (2, MANY), (4, MANY)):
+            growth = _steady(self._readings[-(len(self._readings) // part) :], least)
+            if growth is not None and growth.bytes >= needed:
+                return growth
+        return None
+
+
+def _steady(readings: Sequence[tuple[int, int]], least: int) -> Growth | None:
+    """As ``MemoryGrowth.steady``, of these readings.
+
+    Args:
+        least: readings without which there is no answer; fewer than five have fewer parts than quarters.
+    """
+    if len(readings) < least:
+        return None
+    parts = min(4, len(readings) - 1)
+    chosen = [readings[i * (len(readings) - 1) // parts] for i in range(parts + 1)]
+    (first, begin), (last, end) = chosen[0], chosen[-1]
+    steps = [after - before for (_, before), (_, after) in itertools.pairwise(chosen)]
+    if end <= begin or min(steps) < (end - begin) / (4 * parts):
+        return None
+    return Growth(first=first, last=last, begin=begin, end=end)
 
 
 def largest_holder(train_state: TrainState, samples: Any) -> str | None:
