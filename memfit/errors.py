@@ -208,6 +208,12 @@ def line_of_job_in(stack: str) -> str | None:
     return None
 
 
+def call_in(stack: str) -> str | None:
+    """The innermost call in the text that ``faulthandler`` writes of a stack, of a library's or of any code."""
+    call = _FAULTHANDLER_CALL.search(stack)
+    return None if call is None else f"{_near(call[1])}:{call[2]} in {call[3]}()"
+
+
 def _innermost_of_job(frames: Iterable[tuple[FrameType, int]]) -> tuple[FrameType, int] | None:
     jobs = {kind.__module__ for kind in _job_classes()}
     for frame, line in reversed(list(frames)):

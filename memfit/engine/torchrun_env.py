@@ -36,3 +36,9 @@ def torchrun_env() -> TorchrunEnv | None:
 def is_restart() -> bool:
     """Whether this process was started again in the same launch."""
     return int(os.environ.get(RESTARTS, "0")) > 0
+
+
+def launch_suffix() -> str:
+    """End of the names of files that this start of a launch's processes writes: ``.txt``, later ``.start-2.txt``."""
+    count = os.environ.get(RESTARTS, "0")
+    return ".txt" if count == "0" else f".start-{count}.txt"

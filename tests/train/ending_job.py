@@ -1,5 +1,6 @@
 """A job that ends, hangs or fails in a chosen place, once a file says so: see tests/train/test_endings.py."""
 
+import ctypes
 import os
 import sys
 import time
@@ -27,6 +28,8 @@ class Ending(memfit.Job):
     place: str = "loss"
     how: str = "exit"
     mark: str = "/none"
+    kept_elements: int = 1 << 18
+    """Of each tensor that is kept, 1 MiB together."""
 
     def at(self, place):
         calls = self.__dict__.setdefault("calls", {})
@@ -44,6 +47,8 @@ class Ending(memfit.Job):
         if self.how == "hang":
             Path(self.mark).with_name("reached").touch()
             time.sleep(3600)
+        if self.how == "crash":
+            ctypes.string_at(0)
         if self.how == "raise":
             raise ZeroDivisionError("planted")
 
@@ -69,7 +74,8 @@ class Ending(memfit.Job):
         if self.how == "nan" and self.__dict__.setdefault("calls", {}).get("loss", 0) > 9 and Path(self.mark).exists():
             error.register_hook(lambda gradient: gradient * float("nan"))
         if self.how == "keep" and Path(self.mark).exists():
-            self.__dict__.setdefault("kept", []).append(torch.ones(1 << 18))
+            kept = self.__dict__.setdefault("kept", [])
+            kept += [torch.ones(self.kept_elements) for _ in range((1 << 18) // self.kept_elements)]
         return error, len(batch[0])
 
     def validate(self, nets, batch):

@@ -10,6 +10,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -46,14 +47,14 @@ def undisturbed(tmp_path_factory):
         yield processes, folder
 
 
-def start(undisturbed, tmp_path, place, how, budget=None, **options):
+def start(undisturbed, tmp_path, place, how, budget=None, settings=MappingProxyType({}), **options):
     """(the exit code as ``memfit run`` gives it, the run's folder, what was said)."""
     processes, folder = undisturbed
     run = new_run(tmp_path / "run", folder / "plan.toml")
     (run / "mark").touch()
     (run / "wait").touch()
     plan = read_plan(run / "plan.toml")
-    settings = {**plan.settings, "place": place, "how": how, "mark": str(run / "mark")}
+    settings = {**plan.settings, **settings, "place": place, "how": how, "mark": str(run / "mark")}
     write_plan(replace(plan, settings=settings, budget_bytes=budget or plan.budget_bytes), run / "plan.toml")
     code = processes.run(run, resume=False, **options)["code"]
     launched = judged(RunFolder(run), code, Supervisor())
@@ -87,6 +88,21 @@ def test_code_of_a_job_that_ends_the_process_is_not_done(undisturbed, tmp_path, 
     assert "Traceback" not in said
     assert "--resume" in said
     goes_on(undisturbed, run)
+
+
+@pytest.mark.parametrize("place", ["collate", "loss", "validate"])
+def test_a_crash_in_native_code_is_named_with_the_line_that_called_it(undisturbed, tmp_path, place):
+    code, run, said = start(undisturbed, tmp_path, place, "crash")
+    assert code == Exit.STOPPED, said
+    crash = run / "stacks" / "crash-0.txt"
+    at = r"ending_job\.py:\d+ in at\(\)"
+    assert re.search(
+        rf"killed by signal 11 \(SIGSEGV\), a crash in native code that \S*{at} called \(stacks: ", said
+    ), said
+    assert f"(stacks: {crash}); go on with: " in said
+    assert f"in {place}" in crash.read_text()
+    goes_on(undisturbed, run)
+    assert not crash.exists()
 
 
 def test_ranks_that_torchrun_had_to_kill_were_not_stopped_before_the_first_window(tmp_path):
@@ -162,10 +178,17 @@ def undisturbed_ids(undisturbed, window):
     return sorted(json.loads(lines[window])["ids"])
 
 
-@pytest.mark.parametrize("skips", [False, True])
-def test_memory_that_grows_is_named_with_what_holds_it_and_no_sample_is_blamed(undisturbed, tmp_path, skips):
+@pytest.mark.parametrize(("elements", "skips"), [(1 << 18, False), (1 << 18, True), (10_000, False), (64, False)])
+def test_memory_that_grows_is_named_with_what_holds_it_and_no_sample_is_blamed(undisturbed, tmp_path, elements, skips):
     code, run, said = start(
-        undisturbed, tmp_path, "none", "keep", budget=96 << 20, windows=400, more={"skip_oversized": skips}
+        undisturbed,
+        tmp_path,
+        "none",
+        "keep",
+        budget=96 << 20,
+        settings={"kept_elements": elements},
+        windows=400,
+        more={"skip_oversized": skips},
     )
     assert code == Exit.STOPPED, said
     assert "memory held between windows grew from" in said

@@ -40,7 +40,7 @@ def test_an_outcome_that_is_written_in_part_is_passed_over(tmp_path, monkeypatch
 def test_what_killed_processes_leave_beside_stacks_is_removed(tmp_path):
     folder = RunFolder(tmp_path)
     folder.stacks.mkdir()
-    for name in ("held-0.txt", ".waits-0.txt"):
+    for name in ("held-0.txt", "crash-0.txt", ".waits-0.txt"):
         (folder.stacks / name).touch()
     (folder.stacks / "rank-0.txt").write_text("stacks")
     remove_temporary_stacks(folder)
@@ -69,3 +69,24 @@ def test_ranks_of_what_cannot_be_resumed_speak_of_no_resuming(tmp_path, capsys, 
     heard = capsys.readouterr().err
     assert heard.startswith(words)
     assert ("resume" in heard) is resumable
+
+
+def test_the_crash_of_a_rank_is_named(tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    folder.stacks.mkdir()
+    (folder.stacks / "crash-0.txt").touch()
+    crash = folder.stacks / "crash-1.start-2.txt"
+    job = tmp_path / "job.py"
+    job.touch()
+    library = Path(os.__file__).parent / "ctypes" / "__init__.py"
+    crash.write_text(
+        "Fatal Python error: Segmentation fault\n\n"
+        'Thread 0x1 (most recent call first):\n  File "/other/job.py", line 9 in wait\n\n'
+        f'Current thread 0x2 (most recent call first):\n  File "{library}", line 519 in string_at\n'
+        f'  File "{job}", line 4 in loss\n\nExtension modules: numpy (total: 1)\n'
+    )
+    assert _code_of(tmp_path, [1, -11], True) == Exit.STOPPED
+    called = f"a crash in native code that {job}:4 in loss() called"
+    assert capsys.readouterr().err == (
+        f"memfit: ranks were killed by signal 11, {called} (stacks: {crash}) too often; go on with --resume\n"
+    )

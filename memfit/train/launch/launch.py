@@ -11,6 +11,7 @@ from memfit.child_process import no_orphans
 from memfit.errors import Exit
 from memfit.plan import Plan
 from memfit.train.checkpoint.unfinished import drop_unfinished
+from memfit.train.launch.crash_stacks import describe_crash
 from memfit.train.launch.memory_limit import ENVIRONMENT
 from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcome, spare_folder
 from memfit.train.launch.process_guard import for_child
@@ -104,7 +105,8 @@ def judged(folder: RunFolder, code: int, supervisor: Supervisor, *, keeps_run: b
         return Launched(code=Exit.STOPPED, line=f"{what}; its stacks are in {', '.join(held)}; {again}")
     if outcome is None and code < 0:
         name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
-        return Launched(code=Exit.STOPPED, line=f"the training process was killed by signal {-code} ({name}); {again}")
+        what = f"the training process was killed by signal {-code} ({name}){describe_crash(folder)}"
+        return Launched(code=Exit.STOPPED, line=f"{what}; {again}")
     if outcome is None:
         if code == Exit.STOPPED:
             return Launched(code=code)

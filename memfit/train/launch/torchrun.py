@@ -19,8 +19,10 @@ from memfit.child_process import children, kill_children
 from memfit.engine.capabilities import WHOLE_STATE
 from memfit.errors import Exit, InputError, describe
 from memfit.plan import Plan
+from memfit.train.launch.crash_stacks import describe_crash
 from memfit.train.launch.outcome import read_outcome
 from memfit.train.launch.stop_signals import SIGNALS
+from memfit.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from memfit.engine.node_rendezvous import Meeting
@@ -119,6 +121,6 @@ def _code_of(folder: Path, exits: Sequence[int], resumable: bool) -> int:
     if killed and (set(killed) != {signal.SIGTERM} or len(killed) == len(exits)):
         names = ", ".join(map(str, killed))
         again = " too often; go on with --resume" if resumable else ""
-        print(f"memfit: ranks were killed by signal {names}{again}", file=sys.stderr)
+        print(f"memfit: ranks were killed by signal {names}{describe_crash(RunFolder(folder))}{again}", file=sys.stderr)
         return Exit.STOPPED
     return Exit.FAULT

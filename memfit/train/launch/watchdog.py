@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from memfit.engine.torchrun_env import RESTARTS
+from memfit.engine.torchrun_env import launch_suffix
 from memfit.errors import Exit, line_of_job, line_of_job_in, with_source
 from memfit.train.launch.memory_limit import small_stacks, start_thread
 from memfit.train.launch.outcome import Outcome, write_outcome
@@ -84,7 +84,7 @@ class Watchdog:
         self._armed = -ARMS_EVERY
         self._arming = threading.Lock()
         self._watching = False
-        self._held = folder.stacks / f"held-{rank}{_launch()}"
+        self._held = folder.stacks / f"held-{rank}{launch_suffix()}"
         """Stacks that are written without the interpreter's lock."""
         self._held_file: IO[bytes] | None = None
         self._earlier = frozenset(self._states("*"))
@@ -184,7 +184,7 @@ class Watchdog:
         seconds, waits = now - self._since, self._waits_for_others()
         self._write_stacks()
         if waits:
-            (self._folder.stacks / f".waits-{self._rank}{_launch()}").touch()
+            (self._folder.stacks / f".waits-{self._rank}{launch_suffix()}").touch()
         until = time.monotonic() + _GRACE
         while time.monotonic() < until and self._count("rank-*") < self._world:
             time.sleep(0.1)
@@ -202,7 +202,7 @@ class Watchdog:
 
     def _states(self, pattern: str) -> Iterator[tuple[str, int, int]]:
         """(name, inode, time of the last write) of each file."""
-        for file in self._folder.stacks.glob(f"{pattern}{_launch()}"):
+        for file in self._folder.stacks.glob(f"{pattern}{launch_suffix()}"):
             with contextlib.suppress(OSError):
                 status = file.stat()
                 yield file.name, status.st_ino, status.st_mtime_ns
@@ -235,7 +235,7 @@ class Watchdog:
             self._of_workers = self.worker_stacks()
             self._folder.stacks.mkdir(exist_ok=True)
             names = {thread.ident: thread.name for thread in threading.enumerate()}
-            with open(self._folder.stacks / f"rank-{self._rank}{_launch()}", "w") as file:
+            with open(self._folder.stacks / f"rank-{self._rank}{launch_suffix()}", "w") as file:
                 file.write(f"rank {self._rank} of {self._world}, process {os.getpid()}: {self._place()}\n")
                 for ident, frame in sys._current_frames().items():
                     if ident != threading.get_ident():
@@ -271,7 +271,7 @@ class Watchdog:
 
 def clear_stacks(folder: RunFolder) -> None:
     """Removes the stacks of an earlier launch."""
-    for pattern in ("rank-*", ".waits-*", "held-*"):
+    for pattern in ("rank-*", ".waits-*", "held-*", "crash-*"):
         for left in folder.stacks.glob(pattern):
             with contextlib.suppress(OSError):
                 left.unlink()
@@ -291,7 +291,7 @@ def remove_temporary_stacks(folder: RunFolder) -> None:
     """Removes what the ended processes of a launch have left beside their stacks: marks, and empty files that killed
     ones had kept open."""
     with contextlib.suppress(OSError):
-        for left in (*folder.stacks.glob("held-*"), *folder.stacks.glob(".waits-*")):
+        for left in (file for pattern in ("held-*", "crash-*", ".waits-*") for file in folder.stacks.glob(pattern)):
             if not left.stat().st_size:
                 left.unlink()
         folder.stacks.rmdir()
@@ -299,9 +299,3 @@ def remove_temporary_stacks(folder: RunFolder) -> None:
 
 def _kind(name: str) -> str:
     return name if name in LEAST_PATIENCE else "window"
-
-
-def _launch() -> str:
-    """End of the names of this launch's files."""
-    count = os.environ.get(RESTARTS, "0")
-    return ".txt" if count == "0" else f".start-{count}.txt"

@@ -38,6 +38,7 @@ from memfit.train.data.loader import WorkerDiedError
 from memfit.train.data.run_data import RunData, load_run_data
 from memfit.train.data.stream import StreamSamples
 from memfit.train.launch import memory_limit
+from memfit.train.launch.crash_stacks import writing_crash_stacks
 from memfit.train.launch.ending import (
     Ending,
     closed_descriptor,
@@ -86,13 +87,14 @@ def main(options: RunOptions) -> int:
             if (place is None or place.rank == 0) and not is_restart():
                 clear_outcome(folder.path)
                 clear_stacks(folder)
+            rank = place.rank if place is not None else 0
             watchdog = Watchdog(
                 folder,
-                rank=place.rank if place is not None else 0,
+                rank=rank,
                 world=place.world if place is not None else 1,
                 patience=options.patience,
             )
-            with watchdog.watching():
+            with writing_crash_stacks(folder, rank), watchdog.watching():
                 return _ended(folder, run(folder, options, watchdog))
     except StartAgainError as error:
         say(str(error))
