@@ -126,7 +126,7 @@ class _Reader(LocalParameters):
         what takes the sums off that it then has."""
         known = [tensor.grad_fn for tensor in tensors_in(inputs) if tensor.grad_fn is not None]
         if self._of_parts is None and known:
-            self._of_parts = any(map(_is_part, known))
+            self._of_parts = any(_is_part(node, self._mesh) for node in known)
         if self._sums or not self._of_parts:
             return lambda: None
         own: dict[str, Any] = own_parameters(module)
@@ -135,13 +135,13 @@ class _Reader(LocalParameters):
         return lambda: own.update(held)
 
 
-def _is_part(node: Any) -> bool:
-    """Whether what an autograd node gives comes from DTensors of which every rank has a part, or whose gradient each
-    rank has a part of."""
+def _is_part(node: Any, mesh: DeviceMesh) -> bool:
+    """Whether what an autograd node gives comes from DTensors of which every rank of a mesh has a part, or whose
+    gradient each rank has a part of."""
     waiting, seen = [node], {node}
     while waiting:
         node = waiting.pop()
-        parts = gives_parts(node)
+        parts = gives_parts(node, mesh)
         if parts:
             return True
         before = [each for each, _ in node.next_functions if each is not None and each not in seen]

@@ -47,15 +47,34 @@ MAKE_GATHERED = "init_unsharded_param"
 """For patches of FSDP_PARAMETER: what makes a parameter of a tensor that was gathered."""
 
 
-def gives_parts(node: Any) -> bool | None:
+def gives_parts(node: Any, over: DeviceMesh) -> bool | None:
     """Of the autograd node of ``DTensor.to_local``: whether every rank has a part of the tensor, or of its gradient.
-    False for other functions written in Python, which may sum over ranks; None for operators of torch, and functions
-    with a true ``keeps_parts``."""
-    if type(node).__name__ != "_ToTorchTensorBackward":
+    False for other functions written in Python, which may sum over ranks; None for operators of torch, functions
+    with a true ``keeps_parts``, and DTensors of other ranks alone, as of parts of a sequence in attention.
+
+    Args:
+        over: the ranks that are asked about, by the names of dimensions.
+    """
+    if not issubclass(type(node), BackwardCFunction):
+        return None
+    kind = type(node).__name__
+    if kind == "_FromTorchTensorBackward":
+        return False if _dimensions_of(node.forward_input_device_mesh, over) else None
+    if kind != "_ToTorchTensorBackward":
         function = getattr(node, "_forward_cls", None)
-        return False if isinstance(node, BackwardCFunction) and not getattr(function, "keeps_parts", False) else None
-    partial = any(placement.is_partial() for placement in node.grad_placements or ())
-    return partial or any(placement.is_shard() for placement in node.dtensor_spec.placements)
+        return None if getattr(function, "keeps_parts", False) else False
+    dimensions = _dimensions_of(node.dtensor_spec.mesh, over)
+    if not dimensions:
+        return None
+    ways = node.dtensor_spec.placements, node.grad_placements or ()
+    placed, flowing = ([some[number] for number in dimensions] if some else [] for some in ways)
+    return any(way.is_partial() for way in flowing) or any(way.is_shard() for way in placed)
+
+
+def _dimensions_of(mesh: DeviceMesh, over: DeviceMesh) -> list[int]:
+    """Places of a mesh's dimensions that another has too: all, where a mesh has no names."""
+    names, others = mesh.mesh_dim_names, over.mesh_dim_names
+    return [place for place in range(mesh.ndim) if not names or not others or names[place] in others]
 
 
 OWN_VALUES: dict[str, Any] = (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.functional import cross_entropy, mse_loss, scaled_dot_product_attention
 from transformers import BartConfig, BartForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
@@ -87,6 +88,15 @@ class Known(Divided):
         return int((batch["targets"] != -100).sum())
 
 
+class WholeAttention(Divided):
+    """Its feed-forwards alone are cut on ``tp``: what follows attention is whole on every rank."""
+
+    def parallelize(self, nets, mesh):
+        styles = {"gate_proj": ColwiseParallel(), "up_proj": ColwiseParallel(), "down_proj": RowwiseParallel()}
+        for layer in nets["net"].model.layers:
+            parallelize_module(layer.mlp, mesh, styles)
+
+
 class Encoder(nn.Module):
     """Attention without a direction, and a table of positions that is a buffer."""
 
@@ -139,6 +149,7 @@ class Reconstructed(Encoded):
 CARRIED = {
     "divided llama": Divided,
     "divided llama, known": Known,
+    "divided llama, whole attention": WholeAttention,
     "divided encoder": Encoded,
     "divided losses": Reconstructed,
 }

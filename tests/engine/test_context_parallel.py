@@ -43,6 +43,11 @@ def test_divided_sequences_on_shards_and_replicas_take_the_steps_of_one_rank(tmp
         compare(gave, case)
 
 
+def test_what_sees_parts_of_a_sequence_and_all_columns_takes_the_steps_of_one_rank_where_other_layers_are_cut(tmp_path):
+    gave = ranks(tmp_path, "cp=2,tp=2", "divided llama, whole attention")
+    compare(gave, "divided llama, whole attention")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["cp=2,tp=2", "dp_shard=2,cp=2,tp=2"])
 def test_divided_sequences_in_cut_layers_take_the_steps_of_one_rank(tmp_path, mesh):
