@@ -89,9 +89,6 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
     if needed >= {"dp_replicate", "dp_shard_in_ep"} and "dp_shard" not in needed:
         why = "replicas of experts that tokens are sent to are carried only where they are sharded too"
         raise InputError(f"--mesh {mesh}", why, f"write dp_shard={mesh.dp_replicate} instead of dp_replicate")
-    if needed >= {"cp", "ep"}:
-        why = "ranks of one sequence are not carried together with ep"
-        raise InputError(f"--mesh {mesh}", why, "write cp with dp_replicate, dp_shard, tp or pp, or leave it out")
     able = [name for name, does in CAPABILITIES.items() if needed <= set(does.mesh_dimensions)]
     if engine is None:
         return able[0]

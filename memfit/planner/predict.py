@@ -185,7 +185,7 @@ def binding_ranks(
 
 def last_of_sequence(mesh: MeshShape) -> int:
     """The rank with the last part of the first share's sequences, of those of a stage."""
-    return (mesh.cp - 1) * mesh.tp
+    return (mesh.cp - 1) * mesh.tp * mesh.ep
 
 
 def binding_reason(mesh: MeshShape) -> str:
@@ -193,7 +193,8 @@ def binding_reason(mesh: MeshShape) -> str:
     cut = [name for name in mesh.sizes() if name not in ("dp_replicate", "pp", "cp")]
     places = " and ".join(f"{name} 0" for name in cut)
     divided = "experts are divided equally, " if {"ep", "dp_shard_in_ep"} & set(cut) else ""
-    others = "tensors are cut by ceiling division, first parts are largest" if cut != ["ep"] else "all else is whole"
+    whole = cut == ["ep"] and mesh.cp == 1
+    others = "all else is whole" if whole else "tensors are cut by ceiling division, first parts are largest"
     sent = ", where routers send as many tokens to each rank" if mesh.dp_shard_in_ep > 1 else ""
     parts = f"no rank needs more than those with {places}: {divided}{others}{sent}"
     if mesh.cp > 1:

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss, scaled_dot_product_atte
 from transformers import BartConfig, BartForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from memfit.job import Job, Loss
+from tests.engine.expert_jobs import Mixture, NormedMixture, SharedExpert
 from tests.engine.tensor_jobs import HEADS, SIZES
 
 LENGTH = 16
@@ -146,6 +147,48 @@ class Reconstructed(Encoded):
         }
 
 
+class DividedMixture(Divided):
+    """A Mixtral with four experts in each layer."""
+
+    nets = Mixture.nets
+    experts: int = 4
+
+
+class SkewedMixture(DividedMixture):
+    """Its routers send nearly all tokens to two experts, of which one rank has both."""
+
+    def nets(self):
+        nets = super().nets()
+        for layer in nets["net"].model.layers:
+            layer.mlp.gate.register_forward_hook(_skewed)
+        return nets
+
+
+def _skewed(gate, args, routed):
+    logits, scores, index = routed
+    first = torch.tensor([0, 1], device=index.device).expand_as(index)
+    return logits, scores, torch.where(args[0][:, :1] > -0.5, first, index)
+
+
+class DividedSharedExpert(Divided):
+    """A Qwen2-MoE, whose layers have an expert that all tokens take too."""
+
+    nets = SharedExpert.nets
+
+
+class DividedNormedMixture(Divided):
+    """A Qwen3-MoE: norms of single heads."""
+
+    nets = NormedMixture.nets
+
+
+MIXTURES = {
+    "divided mixture": DividedMixture,
+    "skewed mixture": SkewedMixture,
+    "divided shared expert": DividedSharedExpert,
+    "divided normed mixture": DividedNormedMixture,
+}
+"""Jobs whose nets have experts."""
 CARRIED = {
     "divided llama": Divided,
     "divided llama, known": Known,

@@ -23,6 +23,7 @@ from tests.engine import built_in_jobs, context_jobs, expert_jobs
 from tests.engine.rank_steps import (
     BUILT_IN_CASES,
     CONTEXT_CASES,
+    DIVIDED_MIXTURES,
     ENCODER_CASES,
     EXPERT_CASES,
     TENSOR_CASES,
@@ -45,7 +46,10 @@ STEPS = {
     "stages, full": {},
     "borrowed": {},
     "numbers": {},
-    **{case: {} for case in TENSOR_CASES | BUILT_IN_CASES | ENCODER_CASES | EXPERT_CASES | CONTEXT_CASES},
+    **{
+        case: {}
+        for case in TENSOR_CASES | BUILT_IN_CASES | ENCODER_CASES | EXPERT_CASES | CONTEXT_CASES | DIVIDED_MIXTURES
+    },
 }
 """Cases of ``rank_steps`` with the engine's choices."""
 STATES, WHOLE_STATES, REFUSALS, FIRST = "states", "whole states", "refusals", "first values"

@@ -34,7 +34,7 @@ KINDS = {
     ON_TWO_RANKS: Words, "stages, interleaved_zero_bubble": Stages,
     "recomputed, interleaved_zero_bubble": Counted, HEADS: Normed, MIXTURE: CUT_EXPERTS[MIXTURE],
     SHARED: CUT_EXPERTS[SHARED], ADAPTED: Adapted, "gated": Gated, "head only": HeadOnly, **encoder_jobs.STAGED,
-    **context_jobs.STAGED,
+    **context_jobs.STAGED, **context_jobs.MIXTURES,
 }  # fmt: skip
 STEPS = {name: {"schedule": schedule} if (schedule := name.partition(", ")[2]) else {} for name in KINDS}
 NAMED = "decoded, named"
@@ -52,6 +52,8 @@ ranks with samples of their own, one has another shape between two of the same, 
 STATES = "states"
 SEQUENCES = ("pp=2,cp=2", "pp=2,dp_shard=2,cp=2", "pp=2,dp_replicate=2,cp=2", "pp=2,cp=2,tp=2")
 """Stages whose ranks hold parts of sequences."""
+DIVIDED_SEQUENCES = "pp=2,cp=2,ep=2"
+"""The same, where the ranks divide experts too."""
 BOTH, COPIED, CUT = "pp=2,dp_shard=2", "pp=2,dp_replicate=2", "pp=2,tp=2"
 HYBRID, ALL, COPIED_CUT = (
     f"pp=2,{other}" for other in ("dp_replicate=2,dp_shard=2", "dp_shard=2,tp=2", "dp_replicate=2,tp=2")

@@ -199,6 +199,15 @@ SHARDED_CONTEXT_CASES = [
     EngineCase("divided llama", "fsdp2", 1, {}, {}, MeshShape(dp_replicate=2, cp=2)),
     EngineCase("divided llama", "fsdp2", 2, {}, {}, CUT_SEQUENCES),
 ]
+DIVIDED_SEQUENCES = MeshShape(cp=2, ep=2)
+DIVIDED_CONTEXT_CASES = [
+    EngineCase("divided mixture", "fsdp2", 2, {}, {}, DIVIDED_SEQUENCES),
+    EngineCase("divided mixture", "fsdp2", 1, {"checkpoint": "all"}, {}, DIVIDED_SEQUENCES),
+    EngineCase("divided shared expert", "fsdp2", 2, BF16, {"half_gather": True}, DIVIDED_SEQUENCES),
+    EngineCase("divided normed mixture", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, DIVIDED_SEQUENCES),
+    EngineCase("skewed mixture", "fsdp2", 1, {}, {}, DIVIDED_SEQUENCES),
+]
+"""Nets with experts that are divided, as the sequences are."""
 STAGE_CASES = [
     EngineCase("llama", "fsdp2", 4, {}, {}, MeshShape(pp=2)),
     EngineCase("drawn", "fsdp2", 2, {}, {}, MeshShape(pp=2)),
@@ -278,6 +287,7 @@ EVERY_CASE = [
     *SEQUENCE_STAGE_CASES,
     *EXPERT_CASES, *SHARDED_EXPERT_CASES, *SENT_CASES, *SHARDED_SENT_CASES, *CUT_EXPERT_CASES,
     *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES, *CONTEXT_CASES, *SHARDED_CONTEXT_CASES,
+    *DIVIDED_CONTEXT_CASES,
     *EIGHT_CASES,
 ]  # fmt: skip
 

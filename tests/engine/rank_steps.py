@@ -174,11 +174,14 @@ EXPERT_CASES = {name: (kind, words, {}) for name, kind in expert_jobs.CARRIED.it
 """Nets whose experts are divided."""
 CONTEXT_CASES = {name: (kind, context_jobs.sequences, {}) for name, kind in context_jobs.CARRIED.items()}
 """Nets whose sequences are divided."""
+DIVIDED_MIXTURES = {name: (kind, context_jobs.sequences, {}) for name, kind in context_jobs.MIXTURES.items()}
+"""Nets with experts whose sequences are divided."""
+DIVIDED_MIXTURES["divided mixture, parts"] = DIVIDED_MIXTURES["divided mixture"]
 CONTEXT_CASES["divided llama, full"] = CONTEXT_CASES["divided llama"]
 TENSOR_CASES["llama, parts"] = TENSOR_CASES["llama"]
 TENSOR_CASES["linear attention, parts"] = TENSOR_CASES["linear attention"]
 EXPERT_CASES["mixture, parts"] = EXPERT_CASES["mixture"]
-ALL_CASES = CASES | TENSOR_CASES | BUILT_IN_CASES | ENCODER_CASES | EXPERT_CASES | CONTEXT_CASES
+ALL_CASES = CASES | TENSOR_CASES | BUILT_IN_CASES | ENCODER_CASES | EXPERT_CASES | CONTEXT_CASES | DIVIDED_MIXTURES
 PARTS = [f"net.model.layers.{i}.{part}" for i in range(2) for part in ("input_layernorm", "self_attn")]
 MODES = {
     "stages, selective": {"net.0": "selective", "net.1": "selective"},
@@ -186,6 +189,7 @@ MODES = {
     "borrowed, full": {"net.blocks.0": "full", "net.blocks.1": "selective", "net.blocks.2.take": "full"},
     "divided llama, full": {"net.model.layers.0": "full", "net.model.layers.1": "full"},
     "llama, parts": dict.fromkeys([*PARTS, "net.model.layers.0.mlp"], "full"),
+    "divided mixture, parts": dict.fromkeys([*PARTS, "net.model.layers.0.mlp.gate"], "full"),
     "linear attention, parts": {"net.model.layers.0.linear_attn": "full", "net.model.layers.1": "selective"},
     "mixture, parts": dict.fromkeys([*PARTS, "net.model.layers.0.mlp.gate"], "full"),
 }

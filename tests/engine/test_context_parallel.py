@@ -19,7 +19,7 @@ from memfit.trace.step import Tracing, trace_job
 from tests.engine.context_jobs import REFUSED, Long
 from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.mesh_ranks import UNDIVIDED
-from tests.engine.rank_steps import CONTEXT_CASES
+from tests.engine.rank_steps import CONTEXT_CASES, DIVIDED_MIXTURES
 from tests.engine.test_fsdp2 import compare
 
 ranks = partial(results_of_ranks, "mesh_ranks")
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(
     release_number(torch.__version__) < OLDEST, reason="memfit refuses cp before torch 2.13"
 )  # fmt: skip
 BOTH = "dp_shard=2,cp=2"
+MIXTURE_MESHES = ("cp=2,ep=2", "cp=4,ep=2", "dp_shard=2,cp=2,ep=2", "dp_replicate=2,cp=2,ep=2", "cp=2,tp=2,ep=2")
 
 
 def test_two_ranks_with_parts_of_each_sequence_take_the_steps_of_one(tmp_path):
@@ -57,6 +58,19 @@ def test_divided_sequences_in_cut_layers_take_the_steps_of_one_rank(tmp_path, me
         compare(gave, case)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "cases"),
+    [
+        ("cp=2,ep=2", ["divided mixture", "skewed mixture"]),
+        *(pytest.param(mesh, [*DIVIDED_MIXTURES], marks=pytest.mark.slow) for mesh in MIXTURE_MESHES),
+    ],
+)
+def test_mixtures_whose_sequences_and_experts_are_divided_take_the_steps_of_one_rank(tmp_path, mesh, cases):
+    gave = ranks(tmp_path, mesh, *cases)
+    for case in cases:
+        compare(gave, case)
+
+
 @pytest.mark.slow
 def test_sequences_that_cannot_be_divided_are_refused_by_name(tmp_path):
     for rank in ranks(tmp_path, "cp=2", UNDIVIDED):
@@ -64,14 +78,9 @@ def test_sequences_that_cannot_be_divided_are_refused_by_name(tmp_path):
             assert words in rank[UNDIVIDED][kind.__name__], kind.__name__
 
 
-@pytest.mark.parametrize("mesh", [MeshShape(cp=2, ep=2), MeshShape(pp=2, cp=2, ep=2)])
-def test_a_mesh_that_is_not_carried_is_refused(mesh):
-    with pytest.raises(InputError, match="ranks of one sequence are not carried together with ep"):
-        engine_of(mesh)
-
-
-def test_stages_whose_ranks_hold_parts_of_each_sequence_are_carried():
-    assert engine_of(MeshShape(pp=2, cp=2)) == "fsdp2"
+@pytest.mark.parametrize("mesh", [MeshShape(pp=2, cp=2), MeshShape(cp=2, ep=2), MeshShape(pp=2, cp=2, ep=2)])
+def test_parts_of_sequences_are_carried_with_stages_and_with_divided_experts(mesh):
+    assert engine_of(mesh) == "fsdp2"
 
 
 @pytest.mark.parametrize(("tokens", "precision"), [(64, "fp32"), (64, "bf16"), (128, "fp32")])

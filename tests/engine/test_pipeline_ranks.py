@@ -14,7 +14,7 @@ from memfit.installation import release_number
 from memfit.mesh import parse_mesh
 from memfit.torch_compat.pipelining import OLDEST
 from memfit.verify.perturbation import ROOM, ROOM_OF_PRODUCTS
-from tests.engine.context_jobs import STAGED as DIVIDED_SEQUENCES
+from tests.engine.context_jobs import MIXTURES, STAGED
 from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.pipeline_ranks import (
     ADAPTED,
@@ -25,6 +25,7 @@ from tests.engine.pipeline_ranks import (
     CUT,
     DIVIDED,
     DIVIDED_BOTH,
+    DIVIDED_SEQUENCES,
     DIVIDED_TOO,
     EVERY,
     HALF,
@@ -56,13 +57,13 @@ BF16_UNIT = 2**-8
 """The largest relative error of a number that is rounded to bf16."""
 
 
-WHOLE = [case for case in STEPS if case not in DIVIDED_SEQUENCES]
+WHOLE = [case for case in STEPS if case not in STAGED | MIXTURES]
 """Nets whose sequences are not divided."""
 WITHOUT_ADAPTERS = [case for case in WHOLE if case != ADAPTED]
 """Adapters lie in layers alone, of which there are two, and are not cut."""
 TO_BE_CUT = [case for case in WITHOUT_ADAPTERS if case != "head only"]
 """Without the net that ``tp`` does not cut."""
-CUT_SEQUENCES = [case for case in DIVIDED_SEQUENCES if case != "divided table"]
+CUT_SEQUENCES = [case for case in STAGED if case != "divided table"]
 """Without the net that ``tp`` cuts across its modules."""
 ON_THREE = [case for case in WITHOUT_ADAPTERS if case not in (NAMED, ON_TWO_RANKS)]
 
@@ -79,8 +80,9 @@ ON_THREE = [case for case in WITHOUT_ADAPTERS if case not in (NAMED, ON_TWO_RANK
      pytest.param(DIVIDED, [MIXTURE, SHARED], marks=pytest.mark.slow),
      pytest.param(DIVIDED_BOTH, [MIXTURE], marks=pytest.mark.slow),
      *(pytest.param(f"pp=2,{other}", [MIXTURE], marks=pytest.mark.slow) for other in DIVIDED_TOO),
-     *(pytest.param(other, [*DIVIDED_SEQUENCES], marks=pytest.mark.slow) for other in SEQUENCES[:-1]),
+     *(pytest.param(other, [*STAGED], marks=pytest.mark.slow) for other in SEQUENCES[:-1]),
      pytest.param(SEQUENCES[-1], CUT_SEQUENCES, marks=pytest.mark.slow),
+     pytest.param(DIVIDED_SEQUENCES, [*MIXTURES], marks=pytest.mark.slow),
      pytest.param(EVERY, ["llama"], marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_stages_take_the_steps_of_one_rank(tmp_path, mesh, cases):

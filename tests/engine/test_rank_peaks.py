@@ -32,6 +32,7 @@ from tests.engine.rank_peaks import (
     CUT_EXPERT_CASES,
     CUT_STAGE_CASES,
     DECODER_CASES,
+    DIVIDED_CONTEXT_CASES,
     DIVIDED_STAGE_CASES,
     ENCODER_CASES,
     EXPERT_CASES,
@@ -163,7 +164,11 @@ def test_every_rank_of_nets_whose_experts_are_divided_or_cut(cases, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses cp before torch 2.13")
-@pytest.mark.parametrize("cases", [CONTEXT_CASES, SHARDED_CONTEXT_CASES], ids=["divided", "sharded or cut"])
+@pytest.mark.parametrize(
+    "cases",
+    [CONTEXT_CASES, SHARDED_CONTEXT_CASES, DIVIDED_CONTEXT_CASES],
+    ids=["divided", "sharded or cut", "experts too"],
+)
 def test_every_rank_of_nets_whose_sequences_are_divided(cases, tmp_path):
     compared = compare(cases, cases[0].mesh.world, tmp_path)
     check(compared, within=0.03)

@@ -48,6 +48,10 @@ def test_only_zero_with_whole_weights_traces_the_rank_with_most_gradients_too(en
             MeshShape(pp=2, cp=4),
             "of the others all were traced; within a stage, of ranks of one sequence those with the largest shards",
         ),
+        (
+            MeshShape(cp=2, ep=2),
+            "(cp 1) were traced; no rank needs more than those with ep 0: experts are divided equally, tensors are cut",
+        ),
         (MeshShape(pp=2, tp=2), "within a stage, no rank needs more than those with tp 0"),
     ],
 )
@@ -60,3 +64,11 @@ def test_of_every_stage_the_first_and_the_last_rank_of_a_sequence_are_traced():
     mesh = MeshShape(pp=2, dp_shard=2, cp=2, tp=2)
     assert binding_ranks(job, job.nets(), "fsdp2", mesh.world, mesh) == (0, 2, 8, 10)
     assert binding_ranks(job, job.nets(), "fsdp2", 4, MeshShape(pp=2, dp_shard=2)) == (0, 2)
+
+
+def test_of_ranks_of_one_sequence_the_last_is_behind_all_that_divide_experts():
+    job = Divided()
+    mesh = MeshShape(dp_shard=2, cp=3, tp=2, ep=2)
+    (first, last) = binding_ranks(job, {}, "fsdp2", mesh.world, mesh)
+    assert mesh.place(first) == {"dp_shard": 0, "cp": 0, "tp": 0, "ep": 0}
+    assert mesh.place(last) == {"dp_shard": 0, "cp": 2, "tp": 0, "ep": 0}

@@ -65,6 +65,8 @@ def test_sequences_are_divided_where_a_job_names_them():
     meshes = {str(mesh) for family in mesh_families(8, sequences=True) for mesh in family.meshes}
     assert {"dp_shard=2,cp=2,tp=2", "dp_shard=4,cp=2"} <= meshes
     assert {"pp=2,dp_shard=2,cp=2", "pp=2,cp=2,tp=2", "pp=4,cp=2"} <= meshes
+    both = {str(mesh) for family in mesh_families(8, sequences=True, experts=True) for mesh in family.meshes}
+    assert {"cp=4,ep=2", "dp_shard=2,cp=2,ep=2", "dp_replicate=2,cp=2,ep=2", "pp=2,cp=2,ep=2"} <= both
 
 
 @pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses cp and pp before torch 2.13")

@@ -24,12 +24,20 @@ pytestmark = [
 ]
 LLAMA = f"{ROOT}/tests/engine/context_jobs.py:Divided"
 SEQUENCES, BOTH, CUT = MeshShape(cp=2), MeshShape(dp_shard=2, cp=2), MeshShape(cp=2, tp=2)
-STAGES = MeshShape(pp=2, cp=2)
+STAGES, EXPERTS = MeshShape(pp=2, cp=2), MeshShape(cp=2, ep=2)
+MIXTURE, SKEWED, NORMED = (LLAMA.replace(":Divided", f":{name}") for name in (
+    "DividedMixture", "SkewedMixture", "DividedNormedMixture"
+))  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     return planned_and_run(LLAMA, tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    return planned_and_run(MIXTURE, tmp_path_factory.mktemp("mixture"))
 
 
 @pytest.mark.parametrize(
@@ -51,6 +59,23 @@ def test_a_run_is_verified_killed_and_resumed_bit_for_bit(mesh, choices, llama, 
     assert {line["global_batch_done"] for line in lines(tmp_path / "whole" / "run", "metrics")} == {8}
     shares = [line["rank"] for line in lines(tmp_path / "whole" / "run", "samples") if line["window"] == 0]
     assert shares == list(range(mesh.data_ranks)), "ranks of one sequence have one share"
+
+
+@pytest.mark.parametrize("mesh", [EXPERTS], ids=str)
+def test_a_run_of_a_mixture_is_verified_killed_and_resumed_bit_for_bit(mesh, mixture, tmp_path):
+    alone, expected = mixture
+    verified_killed_and_resumed(on_ranks(alone, "fsdp2", mesh.world, mesh), expected, tmp_path)
+    shares = [line["rank"] for line in lines(tmp_path / "whole" / "run", "samples") if line["window"] == 0]
+    assert shares == list(range(mesh.data_ranks))
+
+
+def test_a_run_of_a_mixture_goes_on_on_any_mesh_and_on_one_device(mixture, tmp_path):
+    alone, expected = mixture
+    folder, divided = tmp_path / "run", on_ranks(alone, "fsdp2", 4, EXPERTS)
+    ran(divided, folder, "--windows", 1)
+    ran(on_ranks(alone, "fsdp2", 4, CUT), folder, "--windows", 2, "--resume")
+    ran(divided, folder, "--windows", 3, "--resume")
+    same(ran(alone, folder, "--windows", WINDOWS, "--resume")[0], expected)
 
 
 def test_a_run_goes_on_on_any_mesh_and_on_one_device(llama, tmp_path):
@@ -82,18 +107,26 @@ def test_a_rank_that_is_killed_while_another_waits_in_a_ring_is_lost_and_the_run
     same(learnt, expected)
 
 
-@pytest.mark.parametrize("mesh", [SEQUENCES, BOTH, CUT, STAGES], ids=str)
-def test_what_is_planned_is_verified_and_not_exported(mesh, tmp_path):
+@pytest.mark.parametrize(
+    ("job", "mesh"),
+    [
+        *((LLAMA, mesh) for mesh in (SEQUENCES, BOTH, CUT, STAGES)),
+        *((job, EXPERTS) for job in (MIXTURE, SKEWED, NORMED)),
+    ],
+    ids=str,
+)
+def test_what_is_planned_is_verified_and_not_exported(job, mesh, tmp_path):
     file = tmp_path / "mesh.toml"
-    made = memfit("plan", LLAMA, "--global-batch", 8, "--mesh", mesh, "--memory", "256MiB", "--out", file)
+    made = memfit("plan", job, "--global-batch", 8, "--mesh", mesh, "--memory", "256MiB", "--out", file)
     assert made.returncode == 0, made.stderr
     planned = read_plan(file)
     assert (planned.engine, planned.mesh, planned.ranks) == ("fsdp2", mesh.sizes(), mesh.world)
     assert len(planned.micro_batches) == mesh.data_ranks
-    refused = memfit("export", file, "--to", "torchrun", "--out", tmp_path / "run.sh")
-    assert refused.returncode == 2
-    assert "share their samples" in refused.stderr
-    done = memfit("verify", LLAMA, "--mesh", mesh, "--windows", "2", "--json")
+    for tool in ("torchrun", *(("torchtitan",) if mesh.ep > 1 else ())):
+        refused = memfit("export", file, "--to", tool, "--out", tmp_path / "run.sh")
+        assert refused.returncode == 2
+        assert "share their samples" in refused.stderr
+    done = memfit("verify", job, "--mesh", mesh, "--windows", "2", "--json")
     assert done.returncode == 0, done.stderr + done.stdout
     answer = json.loads(done.stdout)["worlds"][1]
     assert (answer["mesh"], answer["world"], answer["ok"]) == (str(mesh), mesh.world, True)
@@ -112,3 +145,12 @@ def test_the_search_of_meshes_divides_sequences_where_the_job_names_them(tmp_pat
     other = memfit("plan", words, "--devices", 4, "--nodes", 1, "--global-batch", 8, "--device", "h100", "--json")
     assert other.returncode == 0, other.stderr
     assert not any("cp" in row["mesh"] for row in json.loads(other.stdout)["meshes"])
+
+
+def test_the_search_of_meshes_divides_sequences_and_experts():
+    made = memfit("plan", MIXTURE, "--devices", 4, "--nodes", 1, "--global-batch", 8, "--device", "h100", "--json",
+                  "--set", "precision=bf16")  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    rows = [row for row in json.loads(made.stdout)["meshes"] if row["mesh"] == {"cp": 2, "ep": 2}]
+    assert [row["state"] for row in rows] != ["refused"]
+    assert len(rows) == 1
