@@ -25,6 +25,10 @@ EIGHT_CASES = [
     EngineCase("divided stages", "fsdp2", 4, {}, {}, MeshShape(pp=2, dp_shard=2, cp=2)),
     EngineCase("divided stages", "fsdp2", 4, {}, {}, MeshShape(pp=2, dp_replicate=2, cp=2)),
     EngineCase("divided stages", "fsdp2", 4, {}, {}, MeshShape(pp=2, cp=2, tp=2)),
+    EngineCase("divided mixture", "fsdp2", 2, {}, {}, MeshShape(dp_shard=2, cp=2, ep=2)),
+    EngineCase("divided mixture", "fsdp2", 2, {}, {}, MeshShape(dp_replicate=2, cp=2, ep=2)),
+    EngineCase("divided mixture", "fsdp2", 1, {}, {}, MeshShape(cp=2, tp=2, ep=2)),
+    EngineCase("divided mixture", "fsdp2", 4, {}, {}, MeshShape(pp=2, cp=2, ep=2)),
 ]
 """Meshes of eight ranks."""
 
