@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -71,11 +72,17 @@ def is_memory_failure(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     message = message_of(error)
-    return message == _ONEDNN_FAILED or any(words in message for words in _OUT_OF_MEMORY)
+    if message == _ONEDNN_FAILED or any(words in message for words in _OUT_OF_MEMORY):
+        return True
+    return len(message) in _STREAM_SIZES and _CPU_ALLOCATOR.fullmatch(message) is not None
 
 
 _ONEDNN_FAILED = "could not create a primitive"
 """The whole message where oneDNN has no memory for a kernel; of what it does not support it says more."""
+_STREAM_SIZES = (15, 30, 60)
+"""Characters after which libstdc++'s stream of a text takes more memory. Where there is none, the text ends there."""
+_CPU_ALLOCATOR = re.compile(r"\[enforce fail a(t alloc_cpu\.cpp(:\d+\] err == 0\. DefaultCPUAl\w*)?)?")
+"""The beginnings of the CPU allocator's message that are so long."""
 _OUT_OF_MEMORY = (
     "can't allocate memory",
     "could not create a memory",
