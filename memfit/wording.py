@@ -3,6 +3,9 @@
 TURNS = "a run may make more turns, and need more than predicted"
 """The end of what is said of a loop whose condition was assumed."""
 
+LONGER = "a longer run needs more than predicted"
+"""The end of what is said of a line that holds more after each step, or each batch of a pass that was cut short."""
+
 
 def counted(count: int, noun: str) -> str:
     """``1 module``, ``2 modules``."""

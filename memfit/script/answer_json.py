@@ -29,6 +29,7 @@ def answer_json(request: TraceRequest, outcome: ScriptOutcome, scan: BatchScan |
         "peak_bytes": outcome.peak_bytes,
         "lines": [asdict(line) for line in outcome.lines],
         "kept": [asdict(kept) for kept in outcome.kept],
+        "growth": [asdict(growth) for growth in outcome.growth],
         "options": [asdict(option) for option in outcome.options],
         "cards": [asdict(card) for card in outcome.cards],
         "largest_batch": None if scan is None else asdict(scan.largest),

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from memfit.device.virtual.patching import replaced
+from memfit.script.collected_batches import LEAST_BYTES, MOST_OPERATORS, CollectedBatches
 from memfit.script.longest_samples import LongestSamples
 from memfit.script.source_lines import own_frames
 from memfit.script.step_watch import StepWatch
@@ -41,9 +42,12 @@ class ShortPasses:
     Attributes:
         most: batches of a pass.
         whole: whether a pass that does not train goes on to its end.
+        collects: whether one that collects what its batches make does, within a limit.
         backwards: returns the number of backwards so far.
         on_cut: called where a pass that does not train is cut short.
         on_training_cut: called where a pass that trains is.
+        on_collecting_cut: called where a pass that collects is, with its line, the bytes that a batch adds, and the
+            number of batches left; None: unknown.
         longest: makes batches of the longest samples; None: batches are those of the samplers.
     """
 
@@ -51,18 +55,23 @@ class ShortPasses:
     watch: StepWatch
     backwards: Callable[[], int]
     whole: bool = False
+    collects: bool = True
     on_cut: Callable[[], None] = lambda: None
     on_training_cut: Callable[[], None] = lambda: None
+    on_collecting_cut: Callable[[str, int, int | None], None] = lambda line, nbytes, left: None
     longest: LongestSamples | None = None
 
 
 class ShortIterator:
     """The first batches of a pass. A training pass goes on until its windows were seen."""
 
-    def __init__(self, iterator: Any, passes: ShortPasses, worker: WorkerInfo | None) -> None:
-        self._iterator, self._passes, self._worker = iterator, passes, worker
+    def __init__(
+        self, iterator: Any, passes: ShortPasses, worker: WorkerInfo | None = None, length: int | None = None
+    ) -> None:
+        self._iterator, self._passes, self._worker, self._length = iterator, passes, worker, length
+        self._turns = CollectedBatches(tracer=passes.watch.tracer)
         self._most, self._watch, self._backwards = passes.most, passes.watch, passes.backwards
-        self._served = 0
+        self._served = self._collected = 0
         self._windows, self._started = self._watch.windows, self._backwards()
 
     def __iter__(self) -> ShortIterator:
@@ -75,7 +84,9 @@ class ShortIterator:
         if is_cut and trains:
             self._passes.on_training_cut()
             self._end(trains)
-        if is_cut and not self._passes.whole:
+        if not trains and not self._collected:
+            self._turns.turn_begins()
+        if is_cut and not self._passes.whole and not self._collects():
             self._passes.on_cut()
             self._end(trains)
         try:
@@ -89,6 +100,27 @@ class ShortIterator:
     def _goes_on(self) -> bool:
         """Whether the script would fail if the pass ended early."""
         return self._served < MOST_BY_HAND * self._most and _asked_by_hand(self._watch)
+
+    def _collects(self) -> bool:
+        """Whether the pass goes on, since it keeps what each of its batches makes."""
+        if self._collected:
+            return self._turns.operators < MOST_OPERATORS or self._cut_collecting(self._collected)
+        nbytes = self._turns.bytes_of_a_turn()
+        if nbytes is None:
+            return self._passes.collects
+        left = self._left()
+        if nbytes * (MOST_OPERATORS if left is None else left) < LEAST_BYTES:
+            return False
+        self._collected = nbytes
+        operators = self._turns.operators // self._served * (self._served + (left or 0))
+        return (self._passes.collects and operators < MOST_OPERATORS) or self._cut_collecting(nbytes)
+
+    def _cut_collecting(self, nbytes: int) -> bool:
+        self._passes.on_collecting_cut(_line_of(self._watch), nbytes, self._left())
+        return False
+
+    def _left(self) -> int | None:
+        return None if self._length is None else self._length - self._served
 
     def _end(self, trains: bool) -> None:
         if trains:
@@ -114,6 +146,11 @@ def _asked_by_hand(watch: StepWatch) -> bool:
         asks = {"next", "__next__"} & set(code.co_names)
         return bool(asks) and not in_for_loop and "StopIteration" not in code.co_names
     return False
+
+
+def _line_of(watch: StepWatch) -> str:
+    """The user's line that asks for a batch."""
+    return next((f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in own_frames(watch.tracer.lines)), "")
 
 
 def _asked_by_lightning() -> bool:
@@ -161,7 +198,11 @@ def _shortened(owner: Any, passes: ShortPasses) -> dict[str, Any]:
             if passes.longest is not None:
                 with passes.watch.tracer.quiet():
                     passes.longest.replace(self, iterator)
-        return ShortIterator(iterator, passes, worker)
+        try:
+            batches = int(length(self))
+        except TypeError:  # of an IterableDataset
+            batches = None
+        return ShortIterator(iterator, passes, worker, batches)
 
     def short_length(self: Any) -> int:
         is_whole = passes.whole and not isinstance(self.sampler, RandomSampler)

@@ -16,6 +16,7 @@ from memfit.device.virtual.redirect import named_cards
 from memfit.events import ALLOCATE, CATEGORIES, FAILED, FREE, Trace
 from memfit.footprint import Footprint
 from memfit.planner.predict import footprint_on
+from memfit.script.memory_growth import memory_growth
 from memfit.script.options import script_options
 from memfit.script.outcome import (
     NO_LATER_SAVE,
@@ -25,6 +26,7 @@ from memfit.script.outcome import (
     AssumedAnswer,
     CardVerdict,
     LineUse,
+    MemoryGrowth,
     ScriptError,
     ScriptOption,
     ScriptOutcome,
@@ -34,7 +36,7 @@ from memfit.script.source_lines import NOWHERE, Line
 from memfit.script.varying_steps import larger_steps
 from memfit.trace.columns import as_trace
 from memfit.trace.operator_scratch import with_scratch
-from memfit.wording import TURNS
+from memfit.wording import LONGER, TURNS
 
 if TYPE_CHECKING:
     from memfit.script.run_script import Running
@@ -54,12 +56,19 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
     lines: tuple[LineUse, ...] = ()
     cards: tuple[CardVerdict, ...] = ()
     options: tuple[ScriptOption, ...] = ()
+    growth: tuple[MemoryGrowth, ...] = ()
     phases = watch.phases()
     ran = any(label != FAILED for label, _, _ in phases)  # not so where memory ran out while the nets were made
     if ran and (watch.windows or (error is not None and error.out_of_memory)):
         tracer.averages.categorise(tracer.category, tracer.nbytes, watch.trained_storages, tracer.made_in)
         _name_buffers_of_engines(tracer)
         bare = replace(as_trace(tracer), phases=phases)
+        growth = _growth(running, bare, ended, error)
+        grows = [
+            *(f"{each.file}:{each.line}: memory grows with each step" for each in growth),
+            *running.observations.grows,
+        ]
+        bare = replace(bare, assumed=(*bare.assumed, *(f"{line}; {LONGER}" for line in grows)))
         try:
             trace = with_scratch(bare, tracer.call_memory.calls)
         except RuntimeError as problem:  # a call that cannot be made again from its description
@@ -83,6 +92,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         peak_bytes=peaks,
         lines=lines,
         kept=watch.kept,
+        growth=growth,
         options=options,
         cards=cards,
         assumed=_assumed(running),
@@ -102,11 +112,23 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
     )
 
 
+def _growth(running: Running, trace: Trace, ended: str, error: ScriptError | None) -> tuple[MemoryGrowth, ...]:
+    """What grows with each step, where not all of the training ran."""
+    if _is_whole(running, ended, error):
+        return ()
+    ends = window_ends(running.watch.steps)
+    return memory_growth(trace, ends, running.tracer.row_lines, running.device.usable_bytes)
+
+
+def _is_whole(running: Running, ended: str, error: ScriptError | None) -> bool:
+    """Whether all of the training ran."""
+    return ended == SCRIPT_ENDED and error is None and not running.observations.training_cut
+
+
 def _lbfgs_iterations(running: Running, ended: str, error: ScriptError | None) -> int | None:
     """Iterations of LBFGS at most, where all of the training ran and they do not fill its history."""
     histories = running.observations.histories
-    is_whole = ended == SCRIPT_ENDED and error is None and not running.observations.training_cut
-    return histories.iterations if histories is not None and is_whole else None
+    return histories.iterations if histories is not None and _is_whole(running, ended, error) else None
 
 
 def _name_buffers_of_engines(tracer: ScriptTracer) -> None:

@@ -16,6 +16,7 @@ from memfit.device.virtual.patching import replaced
 from memfit.errors import InputError
 from memfit.script.lbfgs_history import Histories
 from memfit.script.tracer import ScriptTracer
+from memfit.sizes import format_size
 
 _COMPILED = {
     PLANNED: "compiled code was given the buffers that torch's inductor plans for it; not validated on a card",
@@ -32,11 +33,19 @@ class Observations:
     started_processes: bool = False
     training_cut: bool = False
     """Whether a pass that trains was cut short: the script makes more steps."""
+    grows: dict[str, None] = field(default_factory=dict)
+    """Passes that were cut short and collect what each batch makes, each once."""
     histories: Histories | None = None
 
     def cut_training(self) -> None:
         """Notes that a pass that trains was cut short."""
         self.training_cut = True
+
+    def cut_collecting(self, line: str, nbytes: int, left: int | None) -> None:
+        """Notes that a pass was cut short each batch of which adds ``nbytes``."""
+        self.grows[f"{line}: memory grows with each batch"] = None
+        rest = "more batches" if left is None else f"{left} more batches"
+        self.note(f"{rest} of the loop at {line}, each of which adds {format_size(nbytes)}")
 
     def note(self, line: str) -> None:
         self.lines[line] = None

@@ -112,6 +112,18 @@ class KeptVariable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryGrowth:
+    """A line of which each step leaves tensors behind that later steps do not free."""
+
+    file: str
+    line: int
+    bytes: int
+    """With each step, in blocks of the allocator."""
+    of_weights: bool = False
+    """Whether weights and the optimizer's state get more: what a forward makes grows with them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AssumedAnswer:
     """A value that the trace assumed because it depends on data."""
 
@@ -195,6 +207,8 @@ class ScriptOutcome:
     """The largest bytes of live tensors by phase: what was asked for, before the allocator rounds it."""
     lines: tuple[LineUse, ...] = ()
     kept: tuple[KeptVariable, ...] = ()
+    growth: tuple[MemoryGrowth, ...] = ()
+    """Lines that hold more after each step; empty where all steps of the script ran."""
     options: tuple[ScriptOption, ...] = ()
     cards: tuple[CardVerdict, ...] = ()
     assumed: tuple[AssumedAnswer, ...] = ()

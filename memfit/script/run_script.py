@@ -190,6 +190,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     passes = ShortPasses(
         most=request.batches or BATCHES, watch=watch, backwards=lambda: backwards[0],
         whole=request.whole_passes, on_cut=watch.pass_cut, on_training_cut=running.observations.cut_training,
+        collects=request.batches is None, on_collecting_cut=running.observations.cut_collecting,
         longest=LongestSamples(running.observations.note) if request.longest_samples else None,
     )  # fmt: skip
     stack.enter_context(short_loaders(passes))

@@ -30,7 +30,12 @@ def larger_steps(trace: Trace, ends: Sequence[int]) -> str | None:
         trains[start:end] |= name == "train"
     sums = np.concatenate([[0], np.cumsum(np.where(trains, made, 0))])
     sizes = sorted(int(size) for size in np.diff(sums[[0, *ends]]))
-    if len(sizes) < _LEAST_STEPS or sizes[-2] > sizes[-1] * (1 - _SAME) or sizes[0] > sizes[-1] * (1 - _DIFFERENT):
+    if (
+        len(sizes) < _LEAST_STEPS
+        or not sizes[-1]
+        or sizes[-2] > sizes[-1] * (1 - _SAME)
+        or sizes[0] > sizes[-1] * (1 - _DIFFERENT)
+    ):
         return None
     return (
         f"steps of larger batches than the {len(sizes)} that ran, which differ "

@@ -14,7 +14,7 @@ from memfit.engine.capabilities import CAPABILITIES
 from memfit.show.console import make_console
 from memfit.show.stage_table import stage_table
 from memfit.sizes import format_size
-from memfit.wording import TURNS, counted, units_in_words
+from memfit.wording import LONGER, TURNS, counted, units_in_words
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
@@ -151,11 +151,25 @@ def coloured_verdict(footprint: Footprint, device: Device) -> Text:
 
 def verdict_line(footprint: Footprint, device: Device) -> str:
     """``Fits on RTX 4090 with 12.2 GiB to spare (peak: training, 11.3 of 23.5 GiB).``, and what that hangs on."""
-    return _verdict(footprint, device) + if_loops_end(footprint)
+    return _verdict(footprint, device) + run_needs_more(footprint)
 
 
-def if_loops_end(footprint: Footprint) -> str:
-    """A sentence where loops that wait for data were taken to end, as those of an adaptive solver; else empty."""
+def run_needs_more(footprint: Footprint) -> str:
+    """Sentences where loops that wait for data were taken to end, as those of an adaptive solver, and where memory
+    grows with each step; else empty.
+    """
+    return _if_loops_end(footprint) + _if_memory_grows(footprint)
+
+
+def _if_memory_grows(footprint: Footprint) -> str:
+    places = [line.partition(": ")[0] for line in footprint.assumed if line.endswith(LONGER)]
+    if not places or footprint.verdict == "no":
+        return ""
+    more = f" and {counted(len(places) - 1, 'more line')}" if len(places) > 1 else ""
+    return f" A longer run needs more: memory grows at {places[0]}{more}."
+
+
+def _if_loops_end(footprint: Footprint) -> str:
     loops = [line.partition(": ")[0] for line in footprint.assumed if line.endswith(TURNS)]
     if not loops or footprint.verdict == "no":
         return ""

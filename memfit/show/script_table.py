@@ -15,7 +15,7 @@ from memfit.script.batch_scan import BatchScan
 from memfit.script.outcome import LineUse, ScriptOutcome, TraceRequest
 from memfit.script.request_device import requested_device
 from memfit.show.console import make_console
-from memfit.show.footprint_table import coloured_verdict, if_loops_end, largest_process, phase_name, phase_table
+from memfit.show.footprint_table import coloured_verdict, largest_process, phase_name, phase_table, run_needs_more
 from memfit.sizes import format_size
 from memfit.wording import counted
 
@@ -99,7 +99,7 @@ def script_headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
         text = Text(f"Needs {format_size(worst.process_bytes)}", style="bold")
         where = f"the smallest card that fits is {smallest.name}" if smallest else "no card of the catalogue is enough"
         peak = f" of card memory at the peak of {phase_name(footprint.limiting_phase)}: {where}."
-        return text.append(peak + if_loops_end(footprint), style="default")
+        return text.append(peak + run_needs_more(footprint), style="default")
     return coloured_verdict(footprint, requested_device(request))
 
 
@@ -184,9 +184,22 @@ def largest_batch(scan: BatchScan) -> str:
     return f"Largest batch on {largest.card}: {largest.batch} ({checked}{assumes})."
 
 
+def _growth(outcome: ScriptOutcome) -> list[str]:
+    """Lines that grow with each step, and after how many the device is full."""
+    lines = []
+    for each in outcome.growth[:_TOP_OTHERS]:
+        what = "weights and their state, and with them all that a step makes, by " if each.of_weights else ""
+        lines.append(f"Grows: {what}{format_size(each.bytes)} with each step, made at {_near(each.file)}:{each.line}.")
+    spare = outcome.footprint.headroom_bytes if outcome.footprint is not None else 0
+    if lines and spare > 0 and not any(each.of_weights for each in outcome.growth):
+        steps = spare // sum(each.bytes for each in outcome.growth)
+        lines.append(f"Full after about {steps:,} more steps: keep numbers, as loss.item(), or copies on the host.")
+    return lines
+
+
 def script_remarks(outcome: ScriptOutcome) -> list[str]:
     """Lines about what is kept, assumed and not seen, and what the sandbox held back."""
-    lines = [""]
+    lines = ["", *_growth(outcome)]
     for kept in outcome.kept[:_TOP_OTHERS]:
         where = f"{_near(kept.file)}:{kept.line}"
         lines.append(f"Kept between steps: {format_size(kept.bytes)} by {kept.name} (made at {where}).")
