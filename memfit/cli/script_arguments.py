@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     from memfit.script.asked_script import AskedScript
 
 VERBS = ("predict", "max", "cards", "compare", "ui")
+_TAKES_LINE = "plan"
+"""The verb whose argument is a command in one word, without ``MARK``."""
+_TAKES_WORDS = "trace"
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+_STARTS = ("python", "python3", *_LAUNCHERS)
 MARK = "-- "
 """Begins an argument that is a command."""
 
@@ -20,11 +26,20 @@ def joined_scripts(arguments: list[str]) -> list[str]:
     """A verb's arguments, with each command behind ``--`` as one argument that begins with ``MARK``.
 
     ``compare`` takes several, each behind a ``--`` of its own.
+
+    Raises:
+        InputError: the verb takes no script.
     """
     verb, end = arguments[0], arguments.index("--") if "--" in arguments else len(arguments)
     words = arguments[end + 1 :]
-    if verb not in VERBS or not _is_command(words):
+    if verb == _TAKES_WORDS or not _is_command(words):
         return arguments
+    if verb == _TAKES_LINE:
+        return [*arguments[:end], "--", shlex.join(words)]
+    if verb not in VERBS and Path(words[0]).name not in _STARTS:
+        return arguments
+    if verb not in VERBS:
+        raise _no_script(verb, words)
     commands: list[list[str]] = [[]]
     for word in words:
         if word == "--" and verb == "compare":
@@ -55,6 +70,14 @@ def asked_script(job: str, options: dict[str, Any]) -> AskedScript:
     return AskedScript(shlex.split(job[len(MARK) :]))
 
 
+def _no_script(verb: str, words: Sequence[str]) -> InputError:
+    script = next((word for word in words if word.endswith(".py")), None)
+    write = (
+        f"write memfit lint {script}" if verb == "lint" and script else f"see memfit {verb} --help for what it takes"
+    )
+    takers = ", ".join(sorted((*VERBS, _TAKES_LINE, _TAKES_WORDS)))
+    return InputError(f"memfit {verb} -- {shlex.join(words)}", f"a script's command goes with {takers}", write)
+
+
 def _is_command(words: Sequence[str]) -> bool:
-    launchers = ("torchrun", "accelerate", "deepspeed")
-    return any(word.endswith(".py") or word == "-m" or word in launchers for word in words)
+    return any(word.endswith(".py") or word == "-m" or word in _LAUNCHERS for word in words)

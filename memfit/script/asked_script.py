@@ -101,7 +101,8 @@ class AskedScript(AskedJob):
         if outcome.error is not None:
             needs_card = not device.is_cuda and _OF_CARDS.search(outcome.error.summary)
             write = "name a card: --device rtx4090" if needs_card else "correct the script"
-            raise InputError(self.name, outcome.error.summary, outcome.error.hint or write)
+            hint = outcome.error.hint.replace("write --", "write memfit trace --")  # which alone has these options
+            raise InputError(self.name, outcome.error.summary, hint or write)
         if outcome.footprint is None or outcome.windows < 2:
             write = f"write memfit trace -- {self.name}: it says what was seen"
             raise InputError(self.name, f"it was not traced to two complete steps ({outcome.ended})", write)

@@ -159,3 +159,29 @@ def test_an_error_of_memfit_in_a_trace_says_once_what_to_write(capfd, tmp_path):
     (tmp_path / "train.py").write_text(SPARSE)
     _, said = asked(capfd, "trace", "--device", "cpu", "--", "python", str(tmp_path / "train.py"))
     assert (said.out + said.err).count("write it dense") == 1
+
+
+def test_what_a_script_misses_is_told_with_a_command_that_has_the_option(capfd, tmp_path):
+    (tmp_path / "train.py").write_text("import no_such_package")
+    code, answer = asked(capfd, "predict", "--device", "t4", "--", "python", str(tmp_path / "train.py"))
+    assert code == 2
+    assert "write memfit trace --stub no_such_package" in answer.err
+
+
+def test_a_command_goes_to_plan_as_to_the_others(capfd, script):
+    code, planned = asked(capfd, "plan", "--device", "t4", "--json", *script)
+    assert code == 0
+    assert json.loads(planned.out)["devices"]["t4"]["options"]
+
+
+@pytest.mark.parametrize("verb", ["run", "explain", "export", "verify", "lint", "probe"])
+def test_a_verb_that_takes_no_script_says_which_do(capfd, script, verb):
+    code, answer = asked(capfd, verb, *script)
+    assert code == 2
+    assert "a script's command goes with cards, compare, max, plan, predict, trace, ui; " in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_lint_takes_files_behind_two_dashes(capfd, script):
+    code, _ = asked(capfd, "lint", "--", script[-1])
+    assert code == 0
