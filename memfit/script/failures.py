@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _MEMFIT = str(Path(__file__).parents[1])
 _NO_RULE = re.compile(r"(?:Could not run|does not support|no fake impl|has no kernel|NYI:?)\D*?'?([a-z_]+(?:::|\.)\w+)")
+_NO_SHAPES = re.compile(r"([a-z_]+::\w+): attempted to run this operator with Meta tensors")
+"""In an error before the last one: torch then tries the operator on real tensors, and fails by another operator."""
 
 _ONE_CARD = re.compile(r"(gpu|cuda|device)\w*\b.*\b(only|just) (has|have|found|\d)", re.IGNORECASE | re.DOTALL)
 """In the error of a script that asks for more cards than there are."""
@@ -44,7 +46,7 @@ def script_error(error: BaseException, tracer: ScriptTracer) -> ScriptError:
         package = missing.partition(".")[0]
         hint = f"install {package}, or write --stub {missing} if the step's memory does not depend on it"
         return ScriptError(text=text, summary=summary, hint=hint)
-    operator = _NO_RULE.search(str(error))
+    operator = _NO_SHAPES.search(str(error.__context__)) or _NO_RULE.search(str(error))
     if operator and isinstance(error, NotImplementedError | RuntimeError):
         where = _where(error, tracer)
         hint = f"memfit has no rule for the operator {operator[1]} (called at {where})"

@@ -1,4 +1,4 @@
-"""Views and pointwise operators by torch's own kernels for meta tensors.
+"""Views and pointwise operators by torch's own kernels for meta tensors, and operators that only write.
 
 FakeTensorMode decomposes many of these in Python, for the sake of symbolic shapes, at up to fifty times the cost, and
 with other strides of dimensions of one than a real run has. A trace has no symbols. What it has, devices, is plain
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual.data_dependent import NOT_HANDLED
-from memfit.torch_compat import DisableTorchDispatch, FakeTensor, OpOverload, has_computed_kernel
+from memfit.torch_compat import DisableTorchDispatch, FakeTensor, OpOverload, has_computed_kernel, has_kernel
 from memfit.torch_compat.attributes import schema_of
 
 _META = torch.device("meta")
+_COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 _CHANGES_ITS_SHAPE = frozenset(
     {torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 )  # fmt: skip
@@ -31,6 +32,17 @@ def suits(func: Any) -> bool:
     if not (func.is_view or torch.Tag.pointwise in func.tags or _fills(func)):
         return False
     return bool(has_computed_kernel(func.name(), "Meta"))
+
+
+@cache
+def only_writes(func: Any) -> bool:
+    """Whether an operator gives nothing but what it writes to its arguments, and torch has no kernel of it for meta
+    tensors: the steps of fused optimizers (``_fused_sgd_``).
+    """
+    if not isinstance(func, OpOverload) or func.namespace != "aten" or schema_of(func).returns:
+        return False
+    writes = any(each.alias_info is not None and each.alias_info.is_write for each in schema_of(func).arguments)
+    return writes and not any(has_kernel(func.name(), key) for key in ("Meta", *_COMPOSITE))
 
 
 def _fills(func: Any) -> bool:
@@ -48,6 +60,8 @@ def run(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
     Args:
         tensors: the fake tensors among the arguments, in order.
     """
+    if only_writes(func):
+        return None
     if not suits(func) or not tensors:
         return NOT_HANDLED
     device = tensors[0].fake_device
