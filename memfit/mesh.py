@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from memfit.errors import InputError
@@ -12,6 +12,15 @@ INSIDE = ("dp_shard_in_ep", "cp", "tp", "ep")
 """Dimensions whose ranks wait for each other inside of layers."""
 SHARDING = ("dp_shard", "dp_shard_in_ep", "cp")
 """Dimensions over which one replica's parameters are sharded, together; experts are whole on ``dp_shard_in_ep``."""
+TOKENS = "dp_shard_in_ep"
+"""The dimension whose ranks send each other tokens; where there is ``cp`` too, the ranks of both do, together."""
+OF_EXPERTS = ("dp_shard_in_ep", "cp")
+"""Dimensions over which experts are divided, together, where there is the first."""
+
+
+def joined_name(names: Iterable[str]) -> str:
+    """What the group of the ranks of several dimensions is called: ``dp_shard_in_ep_cp``."""
+    return "_".join(names)
 
 
 def dimensions_inside(ranks_in: Callable[[str], int]) -> str:
@@ -34,7 +43,8 @@ class MeshShape:
     """Ranks that hold parts of one replica (FSDP), each of which takes its own samples."""
     dp_shard_in_ep: int = 1
     """Ranks that hold some of the experts, and parts of all else as those of ``dp_shard``; each takes its own samples,
-    and sends tokens to the ranks of their experts. torchtitan's ``expert_parallel_degree``, and a name of its meshes.
+    and sends tokens to the ranks of their experts. With the ranks of ``cp`` torchtitan's ``expert_parallel_degree``,
+    and a name of its meshes.
     """
     cp: int = 1
     """Ranks that hold parts of each sequence, and of the parameters as those of ``dp_shard`` do."""
@@ -57,6 +67,16 @@ class MeshShape:
     def shards(self) -> int:
         """Ranks over which one replica's parameters are sharded."""
         return self.dp_shard * self.dp_shard_in_ep * self.cp
+
+    @property
+    def sending(self) -> int:
+        """Ranks that send each other tokens, over which experts are divided; 1: none do."""
+        return self.dp_shard_in_ep * self.cp if self.dp_shard_in_ep > 1 else 1
+
+    @property
+    def expert_dimensions(self) -> tuple[str, ...]:
+        """The dimensions of those that send each other tokens, with several ranks."""
+        return tuple(name for name in OF_EXPERTS if name in self.sizes()) if self.sending > 1 else ()
 
     @property
     def same_samples(self) -> int:
@@ -121,9 +141,11 @@ def mesh_of(sizes: Mapping[str, object], where: str) -> MeshShape:
 
 def communicators(world: int, mesh: Mapping[str, int]) -> int:
     """NCCL communicators of a rank: one of all ranks, where a mesh has several dimensions one of each, one of all
-    ranks that share a replica's parameters where they are of several, and of a pipeline's stage one with each of its
+    ranks that share a replica's parameters where they are of several, of those of them that divide experts the same,
+    and of a pipeline's stage one with each of its
     neighbours, through which it sends and receives alone (ProcessGroupNCCL)."""
     if world == 1:
         return 0
     of_shards = 1 if len(mesh.keys() & set(SHARDING)) > 1 else 0
+    of_shards += mesh.keys() >= set(SHARDING)
     return 1 + of_shards + (len(mesh) if len(mesh) > 1 else 0) + min(mesh.get("pp", 1) - 1, 2)

@@ -56,10 +56,10 @@ def test_the_engine_follows_from_the_mesh():
         engine_of(MeshShape(dp_replicate=4, dp_shard_in_ep=2))
     assert engine_of(MeshShape(tp=2, ep=3)) == engine_of(MeshShape(dp_shard=2, tp=2, ep=3)) == "fsdp2"
     assert engine_of(MeshShape(dp_shard_in_ep=2)) == engine_of(MeshShape(dp_shard=2, dp_shard_in_ep=2)) == "fsdp2"
-    for other in ("pp", "cp", "ep"):
-        with pytest.raises(InputError, match=f"send each other tokens are not carried together with {other}"):
-            engine_of(MeshShape(dp_shard_in_ep=2, **{other: 2}))
-    assert engine_of(MeshShape(dp_shard_in_ep=2, tp=2)) == "fsdp2"
+    with pytest.raises(InputError, match="send each other tokens are not carried together with ep"):
+        engine_of(MeshShape(dp_shard_in_ep=2, ep=2))
+    for other in ("pp", "cp", "tp"):
+        assert engine_of(MeshShape(dp_shard_in_ep=2, **{other: 2})) == "fsdp2"
     assert engine_of(MeshShape(pp=2, ep=2)) == engine_of(MeshShape(pp=2, tp=2, ep=2)) == "fsdp2"
     for engine in ("ddp", "zero3", "single"):
         with pytest.raises(InputError, match=f"--engine {engine} --mesh .* write --engine fsdp2"):
@@ -83,6 +83,13 @@ def test_ranks_that_send_each_other_tokens_are_neighbours_with_samples_of_their_
     assert [mesh.place(rank)["dp_shard_in_ep"] for rank in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
+def test_ranks_that_send_each_other_tokens_are_those_of_a_sequence_too():
+    mesh = MeshShape(dp_shard=2, dp_shard_in_ep=3, cp=2)
+    assert (mesh.sending, mesh.expert_dimensions, mesh.shards) == (6, ("dp_shard_in_ep", "cp"), 12)
+    assert (mesh.data_ranks, mesh.same_samples) == (6, 2)
+    assert (MeshShape(dp_shard=2, cp=2).sending, MeshShape(dp_shard=2, cp=2).expert_dimensions) == (1, ())
+
+
 def test_one_dimension_is_the_engine_without_a_mesh():
     assert dimensions("fsdp2", MeshShape(dp_shard=4)) is dimensions("ddp", MeshShape(dp_replicate=4)) is None
     hybrid = MeshShape(dp_replicate=2, dp_shard=4)
@@ -95,6 +102,8 @@ def test_each_dimension_of_several_has_a_communicator_beside_that_of_all_ranks()
     assert communicators(8, {}) == 1
     assert communicators(8, MeshShape(dp_replicate=2, dp_shard=4).sizes()) == 3
     assert communicators(4, MeshShape(dp_shard=2, dp_shard_in_ep=2).sizes()) == 4, "with that of both together"
+    both = MeshShape(dp_shard=2, dp_shard_in_ep=2, cp=2).sizes()
+    assert communicators(8, both) == 6, "with those of all shards, and of those that divide experts"
     assert communicators(2, MeshShape(pp=2).sizes()) == 2, "with its neighbour"
     assert communicators(4, MeshShape(pp=4).sizes()) == 3, "with two neighbours"
 

@@ -81,11 +81,9 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
         InputError: the engine that was asked for does not carry it.
     """
     needed = set(mesh.sizes())
-    for other in sorted(needed & {"pp", "cp", "ep"}) if "dp_shard_in_ep" in needed else ():
-        why = f"ranks that send each other tokens are not carried together with {other}"
-        raise InputError(
-            f"--mesh {mesh}", why, "write dp_shard_in_ep with dp_shard, dp_replicate or tp, or leave it out"
-        )
+    if needed >= {"dp_shard_in_ep", "ep"}:
+        why = "ranks that send each other tokens are not carried together with ep"
+        raise InputError(f"--mesh {mesh}", why, "write dp_shard_in_ep with other dimensions, or leave it out")
     if needed >= {"dp_replicate", "dp_shard_in_ep"} and "dp_shard" not in needed:
         why = "replicas of experts that tokens are sent to are carried only where they are sharded too"
         raise InputError(f"--mesh {mesh}", why, f"write dp_shard={mesh.dp_replicate} instead of dp_replicate")

@@ -9,7 +9,8 @@ transformers divides them, by the plan that it has for a net (``ep_plan``), and 
 - ``dp_shard_in_ep``, its implementation ``all_to_all``, as torchtitan does: each rank has samples of its own, sends
   each token to the ranks of its experts and gets their outputs back. What is not an expert is sharded over the ranks.
   How many tokens a rank gets follows from the router; on simulated ranks it gets as many as it sends. With ``tp``,
-  the ranks that hold the same parts send each other the tokens.
+  the ranks that hold the same parts send each other the tokens. With ``cp``, the ranks of both divide the experts,
+  together, as torchtitan's do: its ``expert_parallel_degree`` is taken from ``dp_shard`` and ``cp``.
 
 Source: ``transformers.distributed.expert_parallel``.
 """
@@ -36,8 +37,8 @@ from memfit.torch_compat import FakeTensor
 from memfit.torch_compat.attributes import own_parameters
 from memfit.torch_compat.distributed import OWN_VALUES
 
-EXPERTS, TOKENS = "ep", "dp_shard_in_ep"
-"""Dimensions of a mesh of ranks that hold some of the experts: they see the same samples, or send each other tokens."""
+EXPERTS = "ep"
+"""The dimension of a mesh of ranks that hold some of the experts and see the same samples."""
 DIVIDED, CALLED = "grouped_gemm", "ep_dispatch_experts"
 """transformers' layouts: of a parameter whose first dimension is the experts, and of the module that holds them."""
 
@@ -91,19 +92,20 @@ def _parameter_at(net: nn.Module, path: str) -> tuple[nn.Module, str, nn.Paramet
     return module, key, parameter
 
 
-def exchange_tokens(nets: Nets, mesh: DeviceMesh, cut: DeviceMesh | None = None) -> None:
+def exchange_tokens(nets: Nets, mesh: DeviceMesh, where: str, cut: DeviceMesh | None = None) -> None:
     """Divides the experts of nets in place over a mesh of one dimension, whose ranks send each other tokens; every rank
     has the same values before. All other parameters stay as they are.
 
     Args:
         nets: those that are trained, or averages of them.
+        where: the dimensions of these ranks in messages, ``dp_shard_in_ep=2,cp=2``.
         cut: as of ``divide_experts``.
 
     Raises:
         InputError: no net has experts, or those of a net cannot be divided; names the module.
     """
-    plans = plans_of(nets, mesh.size(), TOKENS)
-    library = _library(f"{TOKENS}={mesh.size()}")
+    plans = plans_of(nets, mesh.size(), where)
+    library = _library(where)
     kinds = library.EPImplementationInterface
     fake = dist.get_backend(mesh.get_group()) == "fake"
     for plan, net in ((plan, nets[name]) for name, plan in plans.items()):
@@ -112,12 +114,19 @@ def exchange_tokens(nets: Nets, mesh: DeviceMesh, cut: DeviceMesh | None = None)
         way = _BALANCED if fake else "all_to_all"
         with _over_both(net, plan, mesh, cut):
             library.apply_expert_parallelism(net, mesh, _OneRank(mesh), plan, ep_implementation=way)
+        for module in experts_of(net).values():
+            setattr(module, _SENDS, True)
 
 
 def experts_of(net: nn.Module) -> dict[str, nn.Module]:
     """Modules of a net whose parameters are experts that transformers has a plan to divide, by path."""
     paths = [path for path, layout in _expanded(net).items() if layout == CALLED]
     return {path: net.get_submodule(path) for path in paths}
+
+
+def sending_experts(net: nn.Module) -> list[nn.Module]:
+    """Modules of experts in a net, or in a stage of one, whose ranks send each other tokens."""
+    return [module for module in net.modules() if _SENDS in vars(module)]
 
 
 class _OneRank:
@@ -135,6 +144,8 @@ class _OneRank:
 
 
 _BALANCED = "memfit_balanced"
+_SENDS = "memfit_sends_tokens"
+"""The attribute of a module of experts that ``exchange_tokens`` has divided."""
 
 
 def _balanced(all_to_all: Any) -> Any:
@@ -157,17 +168,17 @@ def has_experts(nets: Nets) -> bool:
     return any(_expanded(net) for net in nets.values())
 
 
-def plans_of(nets: Nets, ranks: int, dimension: str = EXPERTS) -> Mapping[str, Mapping[str, str]]:
+def plans_of(nets: Nets, ranks: int, where: str = "") -> Mapping[str, Mapping[str, str]]:
     """transformers' layout of each module and parameter of each net that has experts.
 
     Args:
-        dimension: of the mesh, over which they are divided.
+        where: the dimensions of the mesh over which they are divided, for messages; empty: ``ep``.
 
     Raises:
         InputError: no net has experts, or those of a net cannot be divided; names the module.
     """
     plans = {name: plan for name, net in nets.items() if (plan := _expanded(net))}
-    where = f"{dimension}={ranks}"
+    where = where or f"{EXPERTS}={ranks}"
     if not plans:
         kinds = ", ".join(f"{name!r} ({type(net).__name__})" for name, net in nets.items())
         why = "no net has a mixture of experts with an expert-parallel plan of transformers"

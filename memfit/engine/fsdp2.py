@@ -36,7 +36,7 @@ from memfit.engine.collectives import full_tensor
 from memfit.engine.container_sync import ContainerSync
 from memfit.engine.context_parallel import CONTEXT, check_divides_sequences, divide_sequences
 from memfit.engine.ddp import Ddp
-from memfit.engine.expert_parallel import EXPERTS, TOKENS, divide_experts, exchange_tokens, experts_of
+from memfit.engine.expert_parallel import EXPERTS, divide_experts, exchange_tokens, sending_experts
 from memfit.engine.outside_calls import OutsideCalls
 from memfit.engine.refusals import check_dtensor_step, check_shared
 from memfit.engine.sharded_reads import sharded_reads
@@ -47,9 +47,15 @@ from memfit.engine.torch_optim_mixin import TorchOptimMixin
 from memfit.engine.torch_state_mixin import TorchStateMixin
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
-from memfit.mesh import SHARDING, dimensions_inside
+from memfit.mesh import OF_EXPERTS, SHARDING, TOKENS, dimensions_inside
 from memfit.torch_compat.attributes import local_tensor, unsharded_gradient
-from memfit.torch_compat.distributed import complete_cpu_streams, fsdp_groups, sum_gradients, with_joined
+from memfit.torch_compat.distributed import (
+    complete_cpu_streams,
+    fsdp_groups,
+    joined_dimension,
+    sum_gradients,
+    with_joined,
+)
 
 SHARDS, REPLICAS = "dp_shard", "dp_replicate"
 """Dimensions of a mesh whose ranks have samples of their own: those that hold parts of one replica, and replicas."""
@@ -266,8 +272,11 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             cut = self.mesh[TENSOR, EXPERTS] if self.ranks_in(TENSOR) > 1 else None
             divide_experts(nets, self.mesh[EXPERTS], cut)
         if self.ranks_in(TOKENS) > 1:
-            cut = self.mesh[TOKENS, TENSOR] if self.ranks_in(TENSOR) > 1 else None
-            exchange_tokens(nets, self.mesh[TOKENS], cut)
+            names = tuple(name for name in OF_EXPERTS if self.ranks_in(name) > 1)
+            mesh = joined_dimension(self.mesh, names)
+            both = (*(mesh.mesh_dim_names or ()), TENSOR)
+            cut = self.mesh[both] if self.ranks_in(TENSOR) > 1 else None
+            exchange_tokens(nets, mesh, ",".join(f"{name}={self.ranks_in(name)}" for name in names), cut)
 
     def _shard(self, job: Job, net: nn.Module, reshard_after_forward: bool | None = None) -> None:
         every = self.mesh.mesh_dim_names or ()
@@ -288,11 +297,11 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             fully_shard, mp_policy=policy, offload_policy=place, reshard_after_forward=reshard_after_forward
         )
         numbers = {parameter for parameter in net.parameters() if is_number(parameter)}
-        experts = list(experts_of(net).values()) if TOKENS in names else []
+        experts = sending_experts(net)
         ignored = {p for module in experts for p in module.parameters()} if SHARDS not in names else set()
         shard = partial(shard, ignored_params=numbers | ignored) if numbers or ignored else shard
         if experts and SHARDS in names:
-            over = self.mesh[tuple(name for name in names if name != TOKENS)]
+            over = self.mesh[tuple(name for name in names if name not in OF_EXPERTS)]
             for module in experts:
                 shard(module, mesh=over)
                 sum_gradients(module)

@@ -16,6 +16,8 @@ too, ``fully_shard`` sums what it has scattered over them (HSDP).
 On ``pp`` x ``tp`` ranks the layers of each stage are cut (``cut_layers``). A rank sends to, and receives from, the rank
 of the next stage and of the one before that has its place among the ``tp`` ranks; what passes is whole on each of them.
 
+On ``pp`` x ``dp_shard_in_ep`` ranks those of one stage send each other the tokens of its experts.
+
 On ``pp`` x ``cp`` ranks each rank of a stage computes its part of the sequences of a schedule's micro-batches, within
 one ``context_parallel`` around the whole schedule, as torchtitan has it. Stages are sharded over them, as over those of
 ``dp_shard``.
@@ -54,7 +56,7 @@ from memfit.engine.stage_state import StageState
 from memfit.engine.tensor_parallel import TENSOR
 from memfit.errors import InputError
 from memfit.job import Job, Nets, is_trained
-from memfit.mesh import SHARDING, dimensions_inside
+from memfit.mesh import SHARDING, TOKENS, dimensions_inside
 from memfit.torch_compat.attributes import local_tensor
 from memfit.torch_compat.distributed import complete_cpu_streams
 from memfit.torch_compat.pipelining import check_pipelining, in_schedules, run_schedule
@@ -176,7 +178,7 @@ class Pipeline(Fsdp2):
         if any(p.is_meta for net in nets.values() for p in net.parameters()):
             self._own.of_whole_nets = {name: list(net.modules()) for name, net in nets.items()}
         self._own.forward = StageForward(nets, cut, self.held_stages)
-        if self.ranks_in(TENSOR) > 1 or self.ranks_in(EXPERTS) > 1:
+        if any(self.ranks_in(name) > 1 for name in (TENSOR, EXPERTS, TOKENS)):
             gc.collect()  # experts that are cut or divided hold themselves, also those of other stages
 
     def _sharded(self, job: Job, nets: Nets) -> tuple[StageModule, ...]:

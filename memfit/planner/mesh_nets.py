@@ -28,7 +28,7 @@ class RankNets:
     units: int
     """Modules of trained nets that FSDP2 gathers one by one."""
     expert_bytes: int = 0
-    """Of ``trained_bytes``, those of experts that are whole on their rank of ``dp_shard_in_ep``."""
+    """Of ``trained_bytes``, those of experts whose ranks send each other tokens, which ``dp_shard`` alone shards."""
 
     def traffic(self, engine: str) -> DataTraffic:
         """What data parallelism carries of them."""
@@ -51,7 +51,7 @@ def rank_nets(job: Job, mesh: MeshShape, nets: Nets) -> RankNets:
     Raises:
         InputError: a net cannot be cut so.
     """
-    cut = replace(without_data_ranks(mesh), pp=1, cp=1)
+    cut = replace(without_data_ranks(mesh), pp=1, cp=1, dp_shard_in_ep=mesh.sending)
     return _counted(nets if cut.world == 1 else _cut(job, cut), mesh)
 
 
@@ -86,5 +86,5 @@ def _counted(nets: Nets, mesh: MeshShape) -> RankNets:
         trained_bytes=sum(size for p, size in shared if p.requires_grad) // mesh.pp,
         frozen_bytes=frozen // mesh.pp + sum(local_tensor(parameter).nbytes for parameter in beside),
         units=max(sum(len(units(net)) for net in trained) // mesh.pp, 1),
-        expert_bytes=sum(size for p, size in shared if p.requires_grad and id(p) in experts),
+        expert_bytes=sum(size for p, size in shared if p.requires_grad and id(p) in experts) // mesh.pp,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from memfit.device.hardware.catalogue import Device, interconnect_of
 from memfit.device.hardware.cluster import Cluster, GroupLink
 from memfit.errors import InputError
-from memfit.mesh import MeshShape
+from memfit.mesh import MeshShape, joined_name
 
 KEEP = ("checkpointing", "optimizer", "precision", "validation")
 """Choices that a person can leave as the job has them."""
@@ -71,7 +71,8 @@ class PlanRequest:
             cluster = Cluster(nodes=1, cards=self.world, link=link)
         else:
             cluster = self.cluster
-        names = dict.fromkeys([*self.mesh.sizes(), *(["dp_shard"] if self.mesh.shards > 1 else [])])
+        together = [joined_name(self.mesh.expert_dimensions)] if self.mesh.sending > 1 else []
+        names = dict.fromkeys([*self.mesh.sizes(), *(["dp_shard"] if self.mesh.shards > 1 else []), *together])
         return {name: cluster.joins(self.mesh, name) for name in names} | {"": cluster.joins_all()}
 
     def __post_init__(self) -> None:

@@ -91,10 +91,16 @@ def with_joined(mesh: DeviceMesh, names: tuple[str, ...], joined: tuple[str, ...
         names: the dimensions, in the mesh's order.
         joined: the last of them, which are neighbours.
     """
-    together: Any = mesh[joined]
-    flat: DeviceMesh = together._flatten("_".join(joined))
+    flat = joined_dimension(mesh, joined)
     whole = (*names[: -len(joined)], "_".join(joined))
     return mesh[whole] if len(whole) > 1 else flat
+
+
+def joined_dimension(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
+    """Neighbouring dimensions of a mesh as one, whose name has theirs; one dimension as it is."""
+    together: Any = mesh[names]
+    flat: DeviceMesh = together._flatten("_".join(names)) if len(names) > 1 else together
+    return flat
 
 
 def all_to_all_rows(rows: Tensor, received: list[int], sent: list[int], mesh: DeviceMesh) -> Tensor:

@@ -174,7 +174,7 @@ def virtual_job(job: Job, how: Tracing) -> Iterator[tuple[Virtual, Tracer, Train
 def equal_tokens(mesh: MeshShape) -> str:
     """What is said of experts whose tokens come from other ranks."""
     return (
-        f"routers send as many tokens to each of the {mesh.dp_shard_in_ep} ranks of dp_shard_in_ep; "
+        f"routers send as many tokens to each of the {mesh.sending} ranks of {' and '.join(mesh.expert_dimensions)}; "
         "a rank whose experts get more needs more"
     )
 

@@ -224,6 +224,8 @@ MESHES = [
     ("fsdp2", {"dp_shard": 2, "tp": 2}, [[4, 4]] * 2, (4, 16)),
     ("fsdp2", {"dp_replicate": 2, "tp": 2}, [[4, 4]] * 2, (4, 16)),
     ("fsdp2", {"dp_shard": 2, "dp_shard_in_ep": 2}, [[4, 4]] * 4, (4, 32)),
+    ("fsdp2", {"dp_shard_in_ep": 2, "cp": 2}, [[4, 4]] * 2, (4, 16)),
+    ("fsdp2", {"pp": 2, "dp_shard_in_ep": 2}, [[4, 4]] * 2, (8, 16)),
     ("fsdp2", {"pp": 2, "dp_shard": 2}, [[4, 4]] * 2, (8, 16)),
     ("fsdp2", {"pp": 2, "dp_replicate": 2}, [[4, 4]] * 2, (8, 16)),
     ("fsdp2", {"pp": 2, "tp": 2}, [[4, 4]], (8, 8)),
@@ -246,7 +248,10 @@ def test_torchtitan_gets_every_degree_of_a_mesh(engine: str, mesh: Any, sizes: A
     config = parsed_by_torchtitan(made)
     assert (config.training.local_batch_size, config.training.global_batch_size) == batches
     degrees = {name: getattr(config.parallelism, degree) for name, degree in DEGREES.items()}
-    theirs = {"dp_shard": 4, "ep": 2} if "dp_shard_in_ep" in mesh else mesh
+    inside = mesh.get("dp_shard_in_ep", 1)
+    theirs = {name: size for name, size in mesh.items() if name not in ("dp_shard", "dp_shard_in_ep")}
+    theirs |= {"ep": inside * mesh.get("cp", 1)} if inside > 1 else {}
+    theirs |= {"dp_shard": mesh.get("dp_shard", 1) * inside} if mesh.get("dp_shard", 1) * inside > 1 else {}
     assert {name: size for name, size in degrees.items() if size > 1} == theirs
     if "pp" in mesh:
         assert config.parallelism.pipeline_parallel_microbatch_size == 4

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss, scaled_dot_product_atte
 from transformers import BartConfig, BartForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from memfit.job import Job, Loss
-from tests.engine.expert_jobs import Mixture, NormedMixture, SharedExpert
+from tests.engine.expert_jobs import Mixture, NormedMixture, SharedExpert, evenly
 from tests.engine.tensor_jobs import HEADS, SIZES
 
 LENGTH = 16
@@ -152,6 +152,16 @@ class DividedMixture(Divided):
 
     nets = Mixture.nets
     experts: int = 4
+
+
+class EvenDividedMixture(DividedMixture):
+    """Its routers send as many tokens to each of four experts, by their place."""
+
+    def nets(self):
+        nets = super().nets()
+        for layer in nets["net"].model.layers:
+            layer.mlp.gate.register_forward_hook(evenly)
+        return nets
 
 
 class SkewedMixture(DividedMixture):

@@ -29,6 +29,11 @@ EIGHT_CASES = [
     EngineCase("divided mixture", "fsdp2", 2, {}, {}, MeshShape(dp_replicate=2, cp=2, ep=2)),
     EngineCase("divided mixture", "fsdp2", 1, {}, {}, MeshShape(cp=2, tp=2, ep=2)),
     EngineCase("divided mixture", "fsdp2", 4, {}, {}, MeshShape(pp=2, cp=2, ep=2)),
+    EngineCase("even divided mixture", "fsdp2", 2, {}, {}, MeshShape(dp_shard=2, dp_shard_in_ep=2, cp=2)),
+    EngineCase("even divided mixture", "fsdp2", 2, {}, {}, MeshShape(dp_shard_in_ep=2, cp=2, tp=2)),
+    EngineCase("even divided mixture", "fsdp2", 4, {}, {}, MeshShape(pp=2, dp_shard_in_ep=2, cp=2)),
+    EngineCase("even mixture", "fsdp2", 4, {}, {}, MeshShape(pp=2, dp_shard=2, dp_shard_in_ep=2)),
+    EngineCase("even mixture", "fsdp2", 4, {}, {}, MeshShape(pp=2, dp_shard_in_ep=2, tp=2)),
 ]
 """Meshes of eight ranks."""
 

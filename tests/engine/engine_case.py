@@ -12,7 +12,8 @@ from tests.engine.tensor_jobs import CARRIED, Drawn
 KINDS = {
     **JOBS, **CARRIED, **STAGED, **built_in_jobs.CARRIED, "s1": built_in_jobs.Tokens, **expert_jobs.CARRIED,
     "even mixture": expert_jobs.EvenMixture, "drawn": Drawn, **context_jobs.CARRIED, **context_jobs.STAGED,
-    **context_jobs.MIXTURES, **encoder_jobs.CARRIED, **encoder_jobs.STAGED,
+    **context_jobs.MIXTURES, "even divided mixture": context_jobs.EvenDividedMixture,
+    **encoder_jobs.CARRIED, **encoder_jobs.STAGED,
 }  # fmt: skip
 
 

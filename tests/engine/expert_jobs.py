@@ -44,11 +44,11 @@ class EvenMixture(Mixture):
     def nets(self):
         nets = super().nets()
         for layer in nets["net"].model.layers:
-            layer.mlp.gate.register_forward_hook(_evenly)
+            layer.mlp.gate.register_forward_hook(evenly)
         return nets
 
 
-def _evenly(gate, args, routed):
+def evenly(gate, args, routed):
     logits, scores, index = routed
     first = torch.arange(len(index), device=index.device) % gate.num_experts
     second = (first + gate.num_experts // 2) % gate.num_experts

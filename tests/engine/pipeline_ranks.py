@@ -28,6 +28,8 @@ from tests.engine.zero_ranks import weights, window
 ON_TWO_RANKS = "llama, interleaved_zero_bubble"
 """A net of five modules, of which two ranks hold four stages."""
 HEADS, MIXTURE, ADAPTED, SHARED = "norms of heads", "mixture", "adapted", "shared expert"
+TWO_STAGES = ("interleaved_1f1b", "interleaved_zero_bubble")
+"""Schedules that give each rank two stages."""
 KINDS = {
     "llama": Words, "stages": Stages, "counted": Counted, "recomputed": Counted, "counted, gpipe": Counted,
     "stages, interleaved_1f1b": Stages, "recomputed, interleaved_1f1b": Counted, "decoded": Decoded,
@@ -35,6 +37,8 @@ KINDS = {
     "recomputed, interleaved_zero_bubble": Counted, HEADS: Normed, MIXTURE: CUT_EXPERTS[MIXTURE],
     SHARED: CUT_EXPERTS[SHARED], ADAPTED: Adapted, "gated": Gated, "head only": HeadOnly, **encoder_jobs.STAGED,
     **context_jobs.STAGED, **context_jobs.MIXTURES,
+    **{f"mixture, {schedule}": CUT_EXPERTS[MIXTURE] for schedule in TWO_STAGES},
+    **{f"divided mixture, {schedule}": context_jobs.DividedMixture for schedule in TWO_STAGES},
 }  # fmt: skip
 STEPS = {name: {"schedule": schedule} if (schedule := name.partition(", ")[2]) else {} for name in KINDS}
 NAMED = "decoded, named"
@@ -52,8 +56,10 @@ ranks with samples of their own, one has another shape between two of the same, 
 STATES = "states"
 SEQUENCES = ("pp=2,cp=2", "pp=2,dp_shard=2,cp=2", "pp=2,dp_replicate=2,cp=2", "pp=2,cp=2,tp=2")
 """Stages whose ranks hold parts of sequences."""
-DIVIDED_SEQUENCES = "pp=2,cp=2,ep=2"
+DIVIDED_SEQUENCES = ("pp=2,cp=2,ep=2", "pp=2,dp_shard_in_ep=2,cp=2")
 """The same, where the ranks divide experts too."""
+SENT = ("pp=2,dp_shard_in_ep=2", "pp=2,dp_shard=2,dp_shard_in_ep=2", "pp=2,dp_shard_in_ep=2,tp=2")
+"""Stages whose ranks send each other the tokens of experts."""
 BOTH, COPIED, CUT = "pp=2,dp_shard=2", "pp=2,dp_replicate=2", "pp=2,tp=2"
 HYBRID, ALL, COPIED_CUT = (
     f"pp=2,{other}" for other in ("dp_replicate=2,dp_shard=2", "dp_shard=2,tp=2", "dp_replicate=2,tp=2")

@@ -208,6 +208,15 @@ DIVIDED_CONTEXT_CASES = [
     EngineCase("skewed mixture", "fsdp2", 1, {}, {}, DIVIDED_SEQUENCES),
 ]
 """Nets with experts that are divided, as the sequences are."""
+SENT_SEQUENCES = MeshShape(dp_shard_in_ep=2, cp=2)
+SENT_CONTEXT_CASES = [
+    EngineCase("even divided mixture", "fsdp2", 2, {}, {}, SENT_SEQUENCES),
+    EngineCase("even divided mixture", "fsdp2", 1, BF16, {"half_gather": True}, SENT_SEQUENCES),
+    EngineCase(
+        "even divided mixture", "fsdp2", 2, {"checkpoint": "all"}, {"sync_each_micro_batch": False}, SENT_SEQUENCES
+    ),
+]
+"""Ranks with parts of sequences that send each other tokens, as many to each as a trace takes it."""
 STAGE_CASES = [
     EngineCase("llama", "fsdp2", 4, {}, {}, MeshShape(pp=2)),
     EngineCase("drawn", "fsdp2", 2, {}, {}, MeshShape(pp=2)),
@@ -271,6 +280,12 @@ DIVIDED_STAGE_CASES = [
     EngineCase("mixture", "fsdp2", 4, {}, {}, DIVIDED_STAGES),
     EngineCase("shared expert", "fsdp2", 3, BF16, {"schedule": "gpipe"}, DIVIDED_STAGES),
 ]
+SENT_STAGES = MeshShape(pp=2, dp_shard_in_ep=2)
+SENT_STAGE_CASES = [
+    EngineCase("even mixture", "fsdp2", 4, {}, {}, SENT_STAGES),
+    EngineCase("even mixture", "fsdp2", 3, BF16, {"schedule": "gpipe", "half_gather": True}, SENT_STAGES),
+    EngineCase("even mixture", "fsdp2", 4, {}, {"schedule": "interleaved_1f1b"}, SENT_STAGES),
+]
 SEQUENCE_STAGES = MeshShape(pp=2, cp=2)
 SEQUENCE_STAGE_CASES = [
     EngineCase("divided stages", "fsdp2", 4, {}, {}, SEQUENCE_STAGES),
@@ -284,10 +299,10 @@ EVERY_CASE = [
     *CASES, *ZERO_CASES, *MESH_CASES, *TENSOR_CASES, *BOTH_CASES, *BUILT_IN_CASES, *STAGE_CASES, *ZERO_BUBBLE_CASES,
     *DECODER_CASES, *PLANNED_STAGE_CASES, *ENCODER_CASES, *SHARDED_ENCODER_CASES, *COPIED_CUT_CASES,
     *SHARDED_STAGE_CASES, *COPIED_STAGE_CASES, *CUT_STAGE_CASES, *DIVIDED_STAGE_CASES, *CUT_DIVIDED_CASES,
-    *SEQUENCE_STAGE_CASES,
+    *SEQUENCE_STAGE_CASES, *SENT_STAGE_CASES,
     *EXPERT_CASES, *SHARDED_EXPERT_CASES, *SENT_CASES, *SHARDED_SENT_CASES, *CUT_EXPERT_CASES,
     *SHARDED_CUT_EXPERT_CASES, *SEQUENCE_CASES, *SHARDED_SEQUENCE_CASES, *CONTEXT_CASES, *SHARDED_CONTEXT_CASES,
-    *DIVIDED_CONTEXT_CASES,
+    *DIVIDED_CONTEXT_CASES, *SENT_CONTEXT_CASES,
     *EIGHT_CASES,
 ]  # fmt: skip
 

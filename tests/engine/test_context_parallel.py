@@ -27,7 +27,10 @@ pytestmark = pytest.mark.skipif(
     release_number(torch.__version__) < OLDEST, reason="memfit refuses cp before torch 2.13"
 )  # fmt: skip
 BOTH = "dp_shard=2,cp=2"
-MIXTURE_MESHES = ("cp=2,ep=2", "cp=4,ep=2", "dp_shard=2,cp=2,ep=2", "dp_replicate=2,cp=2,ep=2", "cp=2,tp=2,ep=2")
+MIXTURE_MESHES = (
+    "cp=2,ep=2", "cp=4,ep=2", "dp_shard=2,cp=2,ep=2", "dp_replicate=2,cp=2,ep=2", "cp=2,tp=2,ep=2",
+    "dp_shard_in_ep=2,cp=2", "dp_shard=2,dp_shard_in_ep=2,cp=2", "dp_shard_in_ep=2,cp=2,tp=2",
+)  # fmt: skip
 
 
 def test_two_ranks_with_parts_of_each_sequence_take_the_steps_of_one(tmp_path):
@@ -61,7 +64,7 @@ def test_divided_sequences_in_cut_layers_take_the_steps_of_one_rank(tmp_path, me
 @pytest.mark.parametrize(
     ("mesh", "cases"),
     [
-        ("cp=2,ep=2", ["divided mixture", "skewed mixture"]),
+        *((mesh, ["divided mixture", "skewed mixture"]) for mesh in ("cp=2,ep=2", "dp_shard_in_ep=2,cp=2")),
         *(pytest.param(mesh, [*DIVIDED_MIXTURES], marks=pytest.mark.slow) for mesh in MIXTURE_MESHES),
     ],
 )
@@ -78,9 +81,9 @@ def test_sequences_that_cannot_be_divided_are_refused_by_name(tmp_path):
             assert words in rank[UNDIVIDED][kind.__name__], kind.__name__
 
 
-@pytest.mark.parametrize("mesh", [MeshShape(pp=2, cp=2), MeshShape(cp=2, ep=2), MeshShape(pp=2, cp=2, ep=2)])
-def test_parts_of_sequences_are_carried_with_stages_and_with_divided_experts(mesh):
-    assert engine_of(mesh) == "fsdp2"
+@pytest.mark.parametrize("others", [{"pp": 2}, {"ep": 2}, {"pp": 2, "ep": 2}, {"dp_shard_in_ep": 2}], ids=str)
+def test_parts_of_sequences_are_carried_with_stages_and_with_divided_experts(others):
+    assert engine_of(MeshShape(cp=2, **others)) == "fsdp2"
 
 
 @pytest.mark.parametrize(("tokens", "precision"), [(64, "fp32"), (64, "bf16"), (128, "fp32")])

@@ -7,17 +7,21 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.engine.expert_parallel import has_experts, plans_of
 from memfit.errors import InputError
 from memfit.events import CATEGORIES
+from memfit.installation import release_number
 from memfit.job import Shape
 from memfit.mesh import parse_mesh
 from memfit.planner.mesh_nets import rank_nets
 from memfit.planner.predict import plain_nets
+from memfit.torch_compat.context_parallel import OLDEST
 from memfit.trace.step import Tracing, trace_job
+from tests.engine.context_jobs import DividedMixture
 from tests.engine.expert_jobs import CARRIED, REFUSED, Mixture, Three
 from tests.engine.tensor_jobs import Adapted, Words
 
@@ -99,6 +103,20 @@ def test_a_rank_sends_its_tokens_to_the_ranks_of_their_experts_and_gets_as_many(
     assert set(sent) == {2 * 6 * 2 * 32 * 4}, "each token goes to two experts"
     assert len(sent) == 2 * 2 * 4, "in two windows, of two layers: there and back, and their gradients"
     assert any("a rank whose experts get more needs more" in line for line in trace.assumed)
+
+
+@pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses cp before torch 2.13")
+def test_ranks_of_a_sequence_send_each_other_tokens_too():
+    trace = traced(DividedMixture(precision="bf16"), "dp_shard=2,dp_shard_in_ep=2,cp=2")
+    name = trace.names.index("all_to_all_single over dp_shard_in_ep_cp")
+    assert (trace.operator_name == name).any()
+    assert any("each of the 4 ranks of dp_shard_in_ep and cp" in line for line in trace.assumed)
+    job = DividedMixture()
+    experts = [p for name, p in plain_nets(job)["net"].named_parameters() if ".experts." in name]
+    held = rank_nets(job, parse_mesh("dp_shard_in_ep=2,cp=2"), plain_nets(job))
+    assert held.expert_bytes == sum(p.nbytes for p in experts) // 4
+    with pytest.raises(InputError, match="its 3 experts do not divide by 4; write another dp_shard_in_ep"):
+        traced(DividedMixture(experts=3), "dp_shard_in_ep=2,cp=2")
 
 
 @pytest.mark.parametrize("case", CARRIED)

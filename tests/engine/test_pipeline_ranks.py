@@ -35,6 +35,7 @@ from tests.engine.pipeline_ranks import (
     MIXTURE,
     NAMED,
     ON_TWO_RANKS,
+    SENT,
     SEQUENCES,
     SHARED,
     SIZES,
@@ -57,7 +58,10 @@ BF16_UNIT = 2**-8
 """The largest relative error of a number that is rounded to bf16."""
 
 
-WHOLE = [case for case in STEPS if case not in STAGED | MIXTURES]
+SPLIT_MIXTURES = [case for case in STEPS if case.partition(", ")[0] in MIXTURES]
+TWICE = [case for case in STEPS if case.startswith("mixture, ")]
+"""A mixture of which each rank has two stages."""
+WHOLE = [case for case in STEPS if case not in [*STAGED, *SPLIT_MIXTURES, *TWICE]]
 """Nets whose sequences are not divided."""
 WITHOUT_ADAPTERS = [case for case in WHOLE if case != ADAPTED]
 """Adapters lie in layers alone, of which there are two, and are not cut."""
@@ -77,12 +81,13 @@ ON_THREE = [case for case in WITHOUT_ADAPTERS if case not in (NAMED, ON_TWO_RANK
      pytest.param(HYBRID, ["llama", "recomputed"], marks=pytest.mark.slow),
      pytest.param(ALL, ["llama", "recomputed"], marks=pytest.mark.slow),
      pytest.param(COPIED_CUT, ["llama", "recomputed"], marks=pytest.mark.slow),
-     pytest.param(DIVIDED, [MIXTURE, SHARED], marks=pytest.mark.slow),
+     pytest.param(DIVIDED, [MIXTURE, SHARED, *TWICE], marks=pytest.mark.slow),
      pytest.param(DIVIDED_BOTH, [MIXTURE], marks=pytest.mark.slow),
      *(pytest.param(f"pp=2,{other}", [MIXTURE], marks=pytest.mark.slow) for other in DIVIDED_TOO),
      *(pytest.param(other, [*STAGED], marks=pytest.mark.slow) for other in SEQUENCES[:-1]),
      pytest.param(SEQUENCES[-1], CUT_SEQUENCES, marks=pytest.mark.slow),
-     pytest.param(DIVIDED_SEQUENCES, [*MIXTURES], marks=pytest.mark.slow),
+     *(pytest.param(other, SPLIT_MIXTURES, marks=pytest.mark.slow) for other in DIVIDED_SEQUENCES),
+     *(pytest.param(other, [MIXTURE, SHARED, *TWICE], marks=pytest.mark.slow) for other in SENT),
      pytest.param(EVERY, ["llama"], marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_stages_take_the_steps_of_one_rank(tmp_path, mesh, cases):

@@ -40,6 +40,8 @@ from tests.engine.rank_peaks import (
     OPERATORS,
     PLANNED_STAGE_CASES,
     SENT_CASES,
+    SENT_CONTEXT_CASES,
+    SENT_STAGE_CASES,
     SEQUENCE_CASES,
     SEQUENCE_STAGE_CASES,
     SHARDED_CONTEXT_CASES,
@@ -166,8 +168,8 @@ def test_every_rank_of_nets_whose_experts_are_divided_or_cut(cases, tmp_path):
 @pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses cp before torch 2.13")
 @pytest.mark.parametrize(
     "cases",
-    [CONTEXT_CASES, SHARDED_CONTEXT_CASES, DIVIDED_CONTEXT_CASES],
-    ids=["divided", "sharded or cut", "experts too"],
+    [CONTEXT_CASES, SHARDED_CONTEXT_CASES, DIVIDED_CONTEXT_CASES, SENT_CONTEXT_CASES],
+    ids=["divided", "sharded or cut", "experts too", "tokens sent"],
 )
 def test_every_rank_of_nets_whose_sequences_are_divided(cases, tmp_path):
     compared = compare(cases, cases[0].mesh.world, tmp_path)
@@ -227,8 +229,15 @@ def test_every_stage_of_a_net_with_a_decoder_at_the_end_wherever_it_is_cut(tmp_p
 @pytest.mark.skipif(release_number(torch.__version__) < OLDEST, reason="memfit refuses pp before torch 2.13")
 @pytest.mark.parametrize(
     "cases",
-    [SHARDED_STAGE_CASES, COPIED_STAGE_CASES, CUT_STAGE_CASES, DIVIDED_STAGE_CASES, SEQUENCE_STAGE_CASES],
-    ids=["sharded", "replicas", "cut", "divided", "sequences"],
+    [
+        SHARDED_STAGE_CASES,
+        COPIED_STAGE_CASES,
+        CUT_STAGE_CASES,
+        DIVIDED_STAGE_CASES,
+        SEQUENCE_STAGE_CASES,
+        SENT_STAGE_CASES,
+    ],
+    ids=["sharded", "replicas", "cut", "divided", "sequences", "tokens sent"],
 )
 def test_every_rank_of_stages_that_are_sharded_or_cut_or_have_replicas(cases, tmp_path):
     compared = compare(cases, 4, tmp_path)

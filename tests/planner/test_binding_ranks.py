@@ -52,6 +52,10 @@ def test_only_zero_with_whole_weights_traces_the_rank_with_most_gradients_too(en
             MeshShape(cp=2, ep=2),
             "(cp 1) were traced; no rank needs more than those with ep 0: experts are divided equally, tensors are cut",
         ),
+        (
+            MeshShape(dp_shard_in_ep=2, cp=2),
+            "(cp 1) were traced; no rank needs more than those with dp_shard_in_ep 0: experts are divided equally",
+        ),
         (MeshShape(pp=2, tp=2), "within a stage, no rank needs more than those with tp 0"),
     ],
 )

@@ -12,6 +12,7 @@ from memfit.job import Job, Loss, Shape
 from memfit.mesh import parse_mesh
 from memfit.planner.mesh_nets import rank_nets
 from memfit.planner.predict import plain_nets
+from memfit.planner.request import PlanRequest
 from memfit.planner.timing.collective_time import collective_rows, gather_seconds, reduce_seconds, seconds_by_collective
 from memfit.planner.timing.mesh_time import DataTraffic, MeshCommunication
 from memfit.planner.timing.roofline import operator_seconds
@@ -24,7 +25,8 @@ CLUSTER = cluster_of(H100, 64, 8)
 
 def links(text, cluster=CLUSTER):
     mesh = parse_mesh(text)
-    return {name: cluster.joins(mesh, name) for name in mesh.sizes()} | {"": cluster.joins_all()}
+    asked = PlanRequest(name="job", global_batch=64, device=H100, devices=mesh.data_ranks, mesh=mesh, cluster=cluster)
+    return asked.links
 
 
 def quick(text):
@@ -71,6 +73,10 @@ def test_experts_are_gathered_from_the_ranks_alone_that_hold_parts_of_them():
     alone = quick("dp_shard_in_ep=8") | {"dp_shard": quick("dp_shard=8")["dp_shard"]}
     seconds = MeshCommunication(engine="fsdp2", traffic=traffic, links=alone).window_seconds(1)
     assert seconds["reduce_scatter over dp_shard"] == pytest.approx(8 * GB * 7 / 8 / 450e9)
+    sequences = quick("dp_shard=2,dp_shard_in_ep=2,cp=2")
+    seconds = MeshCommunication(engine="fsdp2", traffic=traffic, links=sequences).window_seconds(1)
+    once = (8 * GB * 7 / 8 + 2 * GB * 1 / 2) / 450e9
+    assert seconds["reduce_scatter over dp_shard"] == pytest.approx(once), "ranks of cp divide experts too"
 
 
 def test_replicas_tell_each_other_once_a_window_however_many_micro_batches_there_are():

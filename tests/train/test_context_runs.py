@@ -24,7 +24,7 @@ pytestmark = [
 ]
 LLAMA = f"{ROOT}/tests/engine/context_jobs.py:Divided"
 SEQUENCES, BOTH, CUT = MeshShape(cp=2), MeshShape(dp_shard=2, cp=2), MeshShape(cp=2, tp=2)
-STAGES, EXPERTS = MeshShape(pp=2, cp=2), MeshShape(cp=2, ep=2)
+STAGES, EXPERTS, SENT = MeshShape(pp=2, cp=2), MeshShape(cp=2, ep=2), MeshShape(dp_shard_in_ep=2, cp=2)
 MIXTURE, SKEWED, NORMED = (LLAMA.replace(":Divided", f":{name}") for name in (
     "DividedMixture", "SkewedMixture", "DividedNormedMixture"
 ))  # fmt: skip
@@ -61,7 +61,7 @@ def test_a_run_is_verified_killed_and_resumed_bit_for_bit(mesh, choices, llama, 
     assert shares == list(range(mesh.data_ranks)), "ranks of one sequence have one share"
 
 
-@pytest.mark.parametrize("mesh", [EXPERTS], ids=str)
+@pytest.mark.parametrize("mesh", [EXPERTS, SENT], ids=str)
 def test_a_run_of_a_mixture_is_verified_killed_and_resumed_bit_for_bit(mesh, mixture, tmp_path):
     alone, expected = mixture
     verified_killed_and_resumed(on_ranks(alone, "fsdp2", mesh.world, mesh), expected, tmp_path)
@@ -73,7 +73,7 @@ def test_a_run_of_a_mixture_goes_on_on_any_mesh_and_on_one_device(mixture, tmp_p
     alone, expected = mixture
     folder, divided = tmp_path / "run", on_ranks(alone, "fsdp2", 4, EXPERTS)
     ran(divided, folder, "--windows", 1)
-    ran(on_ranks(alone, "fsdp2", 4, CUT), folder, "--windows", 2, "--resume")
+    ran(on_ranks(alone, "fsdp2", 4, SENT), folder, "--windows", 2, "--resume")
     ran(divided, folder, "--windows", 3, "--resume")
     same(ran(alone, folder, "--windows", WINDOWS, "--resume")[0], expected)
 
@@ -111,7 +111,7 @@ def test_a_rank_that_is_killed_while_another_waits_in_a_ring_is_lost_and_the_run
     ("job", "mesh"),
     [
         *((LLAMA, mesh) for mesh in (SEQUENCES, BOTH, CUT, STAGES)),
-        *((job, EXPERTS) for job in (MIXTURE, SKEWED, NORMED)),
+        *((job, mesh) for mesh in (EXPERTS, SENT) for job in (MIXTURE, SKEWED, NORMED)),
     ],
     ids=str,
 )
@@ -126,6 +126,10 @@ def test_what_is_planned_is_verified_and_not_exported(job, mesh, tmp_path):
         refused = memfit("export", file, "--to", tool, "--out", tmp_path / "run.sh")
         assert refused.returncode == 2
         assert "share their samples" in refused.stderr
+    if mesh.sending > 1:
+        done = memfit("export", file, "--to", "torchtitan", "--out", tmp_path / "run.sh")
+        assert done.returncode == 0, done.stderr
+        assert "expert_parallel_degree 4" in (tmp_path / "run.sh").read_text()
     done = memfit("verify", job, "--mesh", mesh, "--windows", "2", "--json")
     assert done.returncode == 0, done.stderr + done.stdout
     answer = json.loads(done.stdout)["worlds"][1]

@@ -10,11 +10,14 @@ from dataclasses import replace
 import pytest
 
 from memfit.verify.verify_plan import on_ranks
+from tests.engine.context_jobs import DividedMixture, EvenDividedMixture
 from tests.engine.eight_rank_cases import EIGHT_CASES, refused
 from tests.engine.expert_jobs import EvenMixture, Mixture
 from tests.train.test_mesh_runs import planned_and_run, verified_killed_and_resumed
 
 pytestmark = pytest.mark.slow
+WITH_ROUTERS = {EvenMixture: Mixture, EvenDividedMixture: DividedMixture}
+"""Jobs with routers of their own for those whose routers go by the place in a micro-batch."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def test_a_run_of_eight_ranks_is_verified_killed_and_resumed_bit_for_bit(case, a
     if refused(case):
         pytest.skip(refused(case))
     kind = type(case.job())
-    kind = Mixture if kind is EvenMixture else kind  # whose routers go by the place in a micro-batch, as ranks share it
+    kind = WITH_ROUTERS.get(kind, kind)  # those routers go by the place in a micro-batch, as ranks share it
     plan, expected = alone(f"{inspect.getfile(kind)}:{kind.__name__}")
     divided = replace(on_ranks(plan, "fsdp2", 8, case.mesh), engine_choices=dict(case.choices))
     verified_killed_and_resumed(divided, expected, tmp_path)

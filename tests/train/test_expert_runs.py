@@ -22,6 +22,7 @@ DIVIDED, BOTH = MeshShape(ep=2), MeshShape(dp_shard=2, ep=2)
 SENT, SENT_BOTH = MeshShape(dp_shard_in_ep=2), MeshShape(dp_shard=2, dp_shard_in_ep=2)
 CUT, CUT_BOTH = MeshShape(tp=2), MeshShape(dp_shard=2, tp=2)
 CUT_DIVIDED, STAGED, CUT_SENT = MeshShape(tp=2, ep=2), MeshShape(pp=2, ep=2), MeshShape(dp_shard_in_ep=2, tp=2)
+SENT_STAGED = MeshShape(pp=2, dp_shard_in_ep=2)
 CASES = [
     *(
         (job, mesh)
@@ -30,7 +31,7 @@ CASES = [
     ),
     *(
         (job, mesh)
-        for mesh in (CUT, CUT_BOTH, CUT_DIVIDED, STAGED, CUT_SENT)
+        for mesh in (CUT, CUT_BOTH, CUT_DIVIDED, STAGED, CUT_SENT, SENT_STAGED)
         for job in ("Mixture", "SharedExpert", "NormedMixture")
     ),
     ("Biased", CUT_DIVIDED),
@@ -45,7 +46,7 @@ def planned(mesh, file):
 
 
 @pytest.mark.parametrize(
-    "mesh", [DIVIDED, BOTH, SENT, SENT_BOTH, CUT, CUT_BOTH, CUT_DIVIDED, STAGED, CUT_SENT], ids=str
+    "mesh", [DIVIDED, BOTH, SENT, SENT_BOTH, CUT, CUT_BOTH, CUT_DIVIDED, STAGED, CUT_SENT, SENT_STAGED], ids=str
 )
 def test_a_run_that_is_killed_goes_on_bit_for_bit(mesh, tmp_path):
     file = tmp_path / "plan.toml"
@@ -66,7 +67,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(mesh, tmp_path):
 
 def test_a_run_goes_on_on_another_mesh_and_on_one_device(tmp_path):
     alone = planned(None, tmp_path / "alone.toml")
-    expected, _ = ran(alone, tmp_path / "alone", "--windows", 7)
+    expected, _ = ran(alone, tmp_path / "alone", "--windows", 8)
     folder = tmp_path / "run"
     _, said = ran(on_ranks(alone, "fsdp2", 2, DIVIDED), folder, "--windows", 1)
     assert "fsdp2, mesh ep 2" in said
@@ -76,9 +77,10 @@ def test_a_run_goes_on_on_another_mesh_and_on_one_device(tmp_path):
     _, said = ran(on_ranks(alone, "fsdp2", 4, CUT_DIVIDED), folder, "--windows", 4, "--resume")
     assert "8 = 4 x 2 on 1 group of 4 devices, fsdp2, mesh tp 2 x ep 2" in said
     ran(on_ranks(alone, "fsdp2", 4, STAGED), folder, "--windows", 5, "--resume")
-    _, said = ran(on_ranks(alone, "fsdp2", 4, SENT_BOTH), folder, "--windows", 6, "--resume")
+    ran(on_ranks(alone, "fsdp2", 4, SENT_STAGED), folder, "--windows", 6, "--resume")
+    _, said = ran(on_ranks(alone, "fsdp2", 4, SENT_BOTH), folder, "--windows", 7, "--resume")
     assert "8 = 4 devices x (1 x 2), fsdp2, mesh dp_shard 2 x dp_shard_in_ep 2" in said
-    same(ran(alone, folder, "--windows", 7, "--resume")[0], expected)
+    same(ran(alone, folder, "--windows", 8, "--resume")[0], expected)
     assert {line["rank"] for line in lines(folder / "run", "samples")} == {0, 1, 2, 3}
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from memfit.device.hardware.catalogue import Device, Interconnect, find_network, interconnect_of, networks
 from memfit.errors import InputError
-from memfit.mesh import MeshShape
+from memfit.mesh import MeshShape, joined_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,12 @@ class Cluster:
 
     def joins(self, mesh: MeshShape, dimension: str) -> GroupLink:
         """The link of a mesh's groups in one dimension: neighbours differ in the last dimension first. Those that share
-        a replica's parameters are of all ``SHARDING`` dimensions together, and are asked for as ``dp_shard``."""
+        a replica's parameters are of all ``SHARDING`` dimensions together, and are asked for as ``dp_shard``;
+        those that send each other tokens by the name of all their dimensions."""
         if dimension == "dp_shard" and mesh.shards > mesh.dp_shard:
             return self._group(mesh.tp * mesh.ep, mesh.shards)
+        if dimension == joined_name(mesh.expert_dimensions):
+            return self._group(mesh.tp * mesh.ep, mesh.sending)
         sizes = list(mesh.sizes().items())
         inner = 1
         for name, size in reversed(sizes):

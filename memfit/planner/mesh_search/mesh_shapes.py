@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from memfit.engine.capabilities import CAPABILITIES, engine_of
-from memfit.engine.expert_parallel import TOKENS
 from memfit.errors import InputError
-from memfit.mesh import MeshShape
+from memfit.mesh import TOKENS, MeshShape
 from memfit.planner.mesh_nets import without_data_ranks
 
 CARRIED = {name for does in CAPABILITIES.values() for name in does.mesh_dimensions}

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from memfit.apply.train_state import TrainState
 from memfit.blocks import find_module
+from memfit.engine.expert_parallel import sending_experts
 from memfit.events import CATEGORIES, Trace
 from memfit.job import Shape
 from memfit.planner.search.traced_job import TracedJob
@@ -135,19 +137,24 @@ def _kept(trace: Trace, owner: np.ndarray, count: int) -> np.ndarray:
 
 
 def _state(train_state: TrainState, paths: Sequence[str], shards: int) -> StateBytes:
-    """Of all shards together, which are taken to be equal."""
+    """Of all shards together, which are taken to be equal; experts whose ranks send each other tokens are no shards."""
     parameters, gradients, others = [], [], []
+    alone = {p for net in train_state.nets.values() for each in sending_experts(net) for p in each.parameters()}
+
+    def whole(parameter: Tensor, value: Tensor) -> int:
+        return local_tensor(value).nbytes * (1 if parameter in alone else shards)
+
     states = [optimizer.state for optimizer in train_state.optimizers.values()]
     on_device = train_state.optimizer_state == "device"
     for path in paths:
         own = list(find_module(train_state.nets, path).parameters())
         learned = [p for p in own if p.requires_grad]
-        held = [value for p in learned for state in states for value in state.get(p, {}).values()]
+        held = [(p, value) for p in learned for state in states for value in state.get(p, {}).values()]
         averaged = path.partition(".")[0] in train_state.ema and train_state.average == "device"
-        parameters.append(sum(local_tensor(p).nbytes for p in own))
-        gradients.append(sum(local_tensor(p).nbytes for p in learned))
-        nbytes = sum(local_tensor(value).nbytes for value in held if hasattr(value, "nbytes"))
+        parameters.append(sum(whole(p, p) for p in own))
+        gradients.append(sum(whole(p, p) for p in learned))
+        nbytes = sum(whole(p, value) for p, value in held if hasattr(value, "nbytes"))
         state_bytes = nbytes if on_device else 0
         others.append(state_bytes + (parameters[-1] if averaged else 0))
-    whole = [shards * np.array(held, float) for held in (parameters, gradients, others)]
-    return StateBytes(parameters=whole[0], gradients=whole[1], others=whole[2])
+    held_bytes = (np.array(each, float) for each in (parameters, gradients, others))
+    return StateBytes(**dict(zip(("parameters", "gradients", "others"), held_bytes, strict=True)))

@@ -18,7 +18,7 @@ from memfit.engine.pipeline_cut import pipeline_modules
 from memfit.engine.stage_bounds import may_be_stage
 from memfit.geometry import Geometry
 from memfit.job import Job, Nets, Shape
-from memfit.mesh import MeshShape
+from memfit.mesh import MeshShape, joined_name
 from memfit.planner.mesh_nets import without_data_ranks
 from memfit.planner.pipeline.module_costs import ModuleCosts, trace_module_costs
 from memfit.planner.pipeline.stage_model import StageModel
@@ -85,8 +85,9 @@ class PipelineCosts:
         paths = chain.paths
         allowed = may_be_stage([find_module(self._nets, path) for path in paths], chain.joined)
         cut = replace(without_data_ranks(mesh), pp=1)
-        joined = {name: links[name] for name in cut.sizes()} if links else {}
-        traced = [self._costs(self._traced_job(cut, joined), paths, shape, modes, cut.cp) for shape in sizes]
+        together = [joined_name(cut.expert_dimensions)] if cut.sending > 1 else []
+        joined = {name: links[name] for name in (*together, *cut.sizes())} if links else {}
+        traced = [self._costs(self._traced_job(cut, joined), paths, shape, modes, cut.shards) for shape in sizes]
         costs = traced[0].at(units, traced[-1])
         return StageModel(
             paths=paths, costs=costs, stages=stages, allowed=allowed, shards=mesh.shards, schedule=schedule

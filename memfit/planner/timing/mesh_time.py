@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from memfit.device.hardware.cluster import GroupLink
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.ddp import BUCKET_BYTES
+from memfit.mesh import OF_EXPERTS, joined_name
 from memfit.planner.timing.collective_time import gather_seconds, reduce_seconds
 
 REPLICAS, SHARDS, STAGES, TOKENS = "dp_replicate", "dp_shard", "pp", "dp_shard_in_ep"
@@ -63,7 +64,7 @@ class MeshCommunication:
     @property
     def _experts(self) -> GroupLink | None:
         """What joins the ranks that share a rank's experts; None where it has them alone."""
-        shards, sent = self.links.get(SHARDS), self.links.get(TOKENS)
+        shards, sent = self.links.get(SHARDS), self.links.get(joined_name(OF_EXPERTS), self.links.get(TOKENS))
         if shards is None or sent is None or shards.ranks == sent.ranks:
             return None
         ranks = shards.ranks // sent.ranks

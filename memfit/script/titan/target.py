@@ -73,9 +73,8 @@ def allocator_of(variables: Mapping[str, Any]) -> str:
 
 
 def titan_mesh(mesh: MeshShape) -> MeshShape:
-    """A mesh of memfit as torchtitan writes it: its ``ep`` are ranks of ``dp_shard``."""
-    inside = mesh.dp_shard_in_ep
-    return replace(mesh, dp_shard=mesh.dp_shard * inside, dp_shard_in_ep=1, ep=mesh.ep * inside)
+    """A mesh of memfit as torchtitan writes it: its ``ep`` are ranks of ``dp_shard`` and ``cp``."""
+    return replace(mesh, dp_shard=mesh.dp_shard * mesh.dp_shard_in_ep, dp_shard_in_ep=1, ep=mesh.ep * mesh.sending)
 
 
 def ranks_of(mesh: MeshShape) -> int:
