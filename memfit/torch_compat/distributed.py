@@ -59,7 +59,9 @@ def gives_parts(node: Any, over: DeviceMesh) -> bool | None:
         return None
     kind = type(node).__name__
     if kind == "_FromTorchTensorBackward":
-        return False if _dimensions_of(node.forward_input_device_mesh, over) else None
+        names = ("forward_input_device_mesh", "previous_device_mesh")  # of torch 2.13, and of older versions
+        mesh = next((getattr(node, name) for name in names if hasattr(node, name)), over)
+        return False if _dimensions_of(mesh, over) else None
     if kind != "_ToTorchTensorBackward":
         function = getattr(node, "_forward_cls", None)
         return None if getattr(function, "keeps_parts", False) else False
