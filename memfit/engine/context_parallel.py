@@ -86,8 +86,8 @@ def divide_sequences(
     cut = [copies.get(id(buffer), buffer) for buffer in buffers]
     kept = [buffer for buffer in buffers if id(buffer) in of_nets]
     with ExitStack() as stack:
-        for net in nets.values():
-            stack.enter_context(_rings_of_transformers(net))
+        for model in (model for net in nets.values() for model in _models_of_transformers(net)):
+            stack.enter_context(_rings_of_transformers(model))
         stack.enter_context(divided_sequences(mesh, cut, dimensions, kept, balanced=job.causal_attention))
         stack.enter_context(_mistakes(job))
         if not _seen_attention.issuperset(nets.values()):
@@ -205,16 +205,25 @@ def _mistakes(job: Job) -> Iterator[None]:
         raise
 
 
+def _models_of_transformers(net: nn.Module) -> Iterator[nn.Module]:
+    """A net that is a model of transformers, else the outermost ones in it, as in a wrapper of PEFT."""
+    if hasattr(type(net), "set_attn_implementation"):
+        yield net
+        return
+    for child in net.children():
+        yield from _models_of_transformers(child)
+
+
 @contextmanager
 def _rings_of_transformers(net: nn.Module) -> Iterator[None]:
-    """A net of transformers without the masks that it makes of positions, which a divided sequence would need whole.
+    """A model of transformers without the masks that it makes of positions, which a divided sequence would need whole.
 
     Raises:
         InputError: the net is given a mask or no positions, or its attention has a window of its own.
     """
     config: Any = getattr(net, "config", None)
-    change = getattr(net, "set_attn_implementation", None)
-    if change is None or not hasattr(config, "_attn_implementation"):
+    change: Any = getattr(net, "set_attn_implementation")  # noqa: B009
+    if not hasattr(config, "_attn_implementation"):
         yield
         return
     from transformers import AttentionInterface
@@ -236,6 +245,10 @@ def _check_call(net: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     where = f"net {kind.__name__} on cp"
     parameters = inspect.signature(net.forward).parameters
     given = dict(zip(parameters, args, strict=False)) | dict(kwargs)
+    routers = given.get("output_router_logits")
+    if getattr(net.config, "output_router_logits", False) if routers is None else routers:
+        why = "the balancing loss of its routers (output_router_logits) mixes tokens, of which a rank has a part"
+        raise InputError(where, why, f"leave output_router_logits out, or {_ALONE}")
     if given.get("attention_mask") is not None:
         why = "it is given an attention_mask, and torch's rings have no masks"
         raise InputError(where, why, "pad at the end and leave the padding out of the loss, without a mask")

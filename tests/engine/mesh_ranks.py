@@ -19,7 +19,7 @@ from memfit.errors import InputError
 from memfit.jobs.optimizers.scaled_adam import ScaledAdam
 from memfit.mesh import parse_mesh
 from memfit.train.checkpoint.sharded_checkpoint import load_sharded, save_sharded
-from tests.engine import built_in_jobs, context_jobs, expert_jobs
+from tests.engine import built_in_jobs, context_jobs, expert_jobs, undivided_jobs
 from tests.engine.rank_steps import (
     BUILT_IN_CASES,
     CONTEXT_CASES,
@@ -108,7 +108,7 @@ def main():
     if REFUSALS in cases:
         results[REFUSALS] = {kind.__name__: refusal(kind, mesh) for kind in REFUSED | built_in_jobs.REFUSED}
     if UNDIVIDED in cases:
-        results[UNDIVIDED] = {kind.__name__: undivided(kind, mesh) for kind in context_jobs.REFUSED}
+        results[UNDIVIDED] = {kind.__name__: undivided(kind, mesh) for kind in undivided_jobs.REFUSED}
     if SEQUENCES in cases:
         results |= {(SEQUENCES, case): train(case, engine(mesh, **SEQUENCE)) for case in DIVIDED_TOKENS}
     if SCALED in cases:

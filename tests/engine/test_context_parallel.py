@@ -16,11 +16,12 @@ from memfit.job import Shape
 from memfit.mesh import MeshShape
 from memfit.torch_compat.context_parallel import OLDEST
 from memfit.trace.step import Tracing, trace_job
-from tests.engine.context_jobs import REFUSED, Long
+from tests.engine.context_jobs import Long
 from tests.engine.mesh_launch import results_of_ranks
 from tests.engine.mesh_ranks import UNDIVIDED
 from tests.engine.rank_steps import CONTEXT_CASES, DIVIDED_MIXTURES
 from tests.engine.test_fsdp2 import compare
+from tests.engine.undivided_jobs import REFUSED
 
 ranks = partial(results_of_ranks, "mesh_ranks")
 pytestmark = pytest.mark.skipif(

@@ -19,7 +19,7 @@ from memfit.trace.step import Tracing, trace_job
 from testing.rank_copies import run_ranks
 from testing.truth import operator_names
 from tests.engine.eight_rank_cases import EIGHT_CASES, refused
-from tests.engine.rank_peaks import (
+from tests.engine.rank_peak_cases import (
     BOTH_CASES,
     BUILT_IN_BOTH,
     BUILT_IN_CUT,
@@ -37,7 +37,6 @@ from tests.engine.rank_peaks import (
     ENCODER_CASES,
     EXPERT_CASES,
     MESH_CASES,
-    OPERATORS,
     PLANNED_STAGE_CASES,
     SENT_CASES,
     SENT_CONTEXT_CASES,
@@ -56,6 +55,7 @@ from tests.engine.rank_peaks import (
     ZERO_BUBBLE_CASES,
     ZERO_CASES,
 )
+from tests.engine.rank_peaks import OPERATORS
 
 FAST = (2, 5, 6, 13)
 """Their numbers: DDP and FSDP2, accumulation, bf16 and half-precision gathers, clipping, an average, two nets."""
