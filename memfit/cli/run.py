@@ -98,7 +98,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     from memfit.plan import read_plan
     from memfit.planner.cpu_margin import check_budget
     from memfit.printable import printable
-    from memfit.train.launch.launch import become_rank, launch
+    from memfit.train.launch.launch import become_rank, clear_earlier, launch
     from memfit.train.launch.outcome import say
     from memfit.train.launch.process_guard import alone_in
     from memfit.train.launch.stop_signals import end_with
@@ -134,6 +134,8 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     with alone_in(folder.path, inherited=place is not None):
         _prepare(folder, read, options)
         if place is not None:
+            if not is_restart():
+                clear_earlier(folder)
             become_rank(options)
         with attended(folder, read, keepers(folder, read, wandb)):
             launched = launch(read, options) if nodes.count == 1 else launch_node(read, options, nodes)

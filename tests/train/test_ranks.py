@@ -22,7 +22,7 @@ from tests.train.job_text import linear
 
 ROOT = Path(__file__).parents[2]
 JOB = (
-    "import os\nimport signal\n"
+    "import ctypes\nimport os\nimport signal\n"
     + linear(64, "Linear")
     + """
 class Net(Linear):
@@ -41,6 +41,15 @@ class Torn(Net):
     def dataset(self):
         rank = int(os.environ.get("RANK", "0"))
         return super().dataset()[: 50 - 10 * rank]
+
+class Crashes(Linear):
+    mark: str = ""
+
+    def loss(self, nets, batch):
+        self.calls = getattr(self, "calls", 0) + 1
+        if os.environ.get("RANK") == "1" and self.calls == 4 and os.path.exists(self.mark):
+            ctypes.string_at(0)
+        return super().loss(nets, batch)
 
 class Still(Net):
     def nets(self):
@@ -109,6 +118,24 @@ def planned(name: str, settings: tuple[str, ...]) -> str:
 
 def lines(run: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (run / f"{name}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_rank_that_crashes_in_native_code_at_each_start_is_named_with_the_line_that_called_it(tmp_path):
+    mark, run = tmp_path / "mark", tmp_path / "run"
+    mark.touch()
+    file = plan(tmp_path, "--set", f"mark={mark}", name="Crashes")
+    ended = memfit("run", file, "--out", run)
+    assert ended.returncode == 5, ended.stderr
+    crashed = (
+        r"signal 11, a crash in native code that \S*net\.py:\d+ in loss\(\) called \(stacks: \S+crash-1\.\S+\) too"
+    )
+    assert re.search(crashed, ended.stderr), ended.stderr
+    starts = ["crash-1.start-1.txt", "crash-1.start-2.txt", "crash-1.start-3.txt", "crash-1.txt"]
+    assert sorted(path.name for path in (run / "stacks").iterdir()) == starts
+    mark.unlink()
+    assert memfit("run", file, "--out", run, "--resume").returncode == 0
+    assert not (run / "stacks").exists()
 
 
 @pytest.mark.slow

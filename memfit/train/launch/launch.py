@@ -17,7 +17,7 @@ from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcom
 from memfit.train.launch.process_guard import for_child
 from memfit.train.launch.supervisor import Supervisor, run_child
 from memfit.train.launch.torchrun import restarts, torchrun
-from memfit.train.launch.watchdog import ranks_that_held, remove_temporary_stacks
+from memfit.train.launch.watchdog import clear_stacks, ranks_that_held, remove_temporary_stacks
 from memfit.train.metrics_file import count_windows
 from memfit.train.run_folder import RunFolder
 from memfit.train.run_options import RunOptions
@@ -61,7 +61,7 @@ def argument_of(options: RunOptions) -> str:
 def launch(plan: Plan, options: RunOptions) -> Launched:
     """Trains a plan in processes of its own, and waits for their end."""
     folder, ranks = RunFolder(options.folder), plan.ranks
-    clear_outcome(folder.path)
+    clear_earlier(folder)
     supervisor = Supervisor()
     with spare_folder():
         with no_orphans(), supervisor.guarding():
@@ -75,6 +75,12 @@ def launch(plan: Plan, options: RunOptions) -> Launched:
         launched = judged(folder, code, supervisor)
     clean(folder)
     return replace(launched, signalled=supervisor.signalled is not None)
+
+
+def clear_earlier(folder: RunFolder) -> None:
+    """Removes what an earlier launch has left, before a process of this one begins."""
+    clear_outcome(folder.path)
+    clear_stacks(folder)
 
 
 def clean(folder: RunFolder) -> None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from memfit.child_process import no_orphans
 from memfit.engine.nodes import Nodes
 from memfit.plan import Plan, write_plan
-from memfit.train.launch.launch import RANK, Launched, argument_of, clean, judged, worker_environment
+from memfit.train.launch.launch import RANK, Launched, argument_of, clean, clear_earlier, judged, worker_environment
 from memfit.train.launch.node_folders import SEPARATE
 from memfit.train.launch.node_launch import acknowledge, await_acknowledgements, await_outcome, meet, shared_outcome
-from memfit.train.launch.outcome import clear_outcome, spare_folder
+from memfit.train.launch.outcome import spare_folder
 from memfit.train.launch.process_guard import for_child
 from memfit.train.launch.supervisor import Supervisor
 from memfit.train.launch.torchrun import restarts, torchrun
@@ -27,7 +27,7 @@ def launch_node(plan: Plan, options: RunOptions, nodes: Nodes) -> Launched:
     """
     folder, ranks = RunFolder(options.folder), plan.ranks // nodes.count
     if nodes.rank == 0:
-        clear_outcome(folder.path)
+        clear_earlier(folder)
     supervisor = Supervisor()
     with spare_folder(), meet(nodes, folder.path, lambda: supervisor.signalled is not None) as meeting:
         if meeting.is_separate:

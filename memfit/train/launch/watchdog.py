@@ -88,7 +88,7 @@ class Watchdog:
         """Stacks that are written without the interpreter's lock."""
         self._held_file: IO[bytes] | None = None
         self._earlier = frozenset(self._states("*"))
-        """Of an earlier launch: rank 0 removes them, and may begin later than this rank."""
+        """Of an earlier launch, where they could not be removed."""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

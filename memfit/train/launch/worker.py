@@ -84,7 +84,7 @@ def main(options: RunOptions) -> int:
         os.dup2(2, 1)
     try:
         with _alone(folder):
-            if (place is None or place.rank == 0) and not is_restart():
+            if place is None:  # of several ranks, whoever starts them does: another may have written before this one
                 clear_outcome(folder.path)
                 clear_stacks(folder)
             rank = place.rank if place is not None else 0
