@@ -56,6 +56,7 @@ from tests.engine.test_fsdp2 import compare
 
 SHARED = "activation that is learned twice"
 STAGES = ("pp=2,dp_shard=2", "pp=2,tp=2", "pp=2,dp_replicate=2")
+SENT_STAGES = "pp=2,dp_shard_in_ep=2"
 
 ranks = partial(results_of_ranks, "mesh_ranks")
 
@@ -189,7 +190,10 @@ def differing(result, expected):
 
 @pytest.mark.parametrize(
     "mesh",
-    ["pp=2", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (BOTH, HYBRID, SENT, SENT_BOTH, *STAGES))],
+    [
+        "pp=2",
+        *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in (BOTH, HYBRID, SENT, SENT_BOTH, *STAGES, SENT_STAGES)),
+    ],
 )
 def test_nets_that_no_rank_builds_whole_begin_with_the_values_of_one_rank(tmp_path, mesh):
     gave = ranks(tmp_path, mesh, FIRST)
