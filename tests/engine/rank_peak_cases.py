@@ -156,6 +156,7 @@ CONTEXT_CASES = [
     EngineCase("divided llama", "fsdp2", 2, {}, {}, SEQUENCES),
     EngineCase("divided llama", "fsdp2", 1, {"checkpoint": "all"}, {}, SEQUENCES),
     EngineCase("divided llama", "fsdp2", 2, BF16, {"half_gather": True}, SEQUENCES),
+    EngineCase("divided llama, adapted", "fsdp2", 2, {}, {}, SEQUENCES),
     EngineCase("divided encoder", "fsdp2", 1, {}, {}, SEQUENCES),
     EngineCase("divided losses", "fsdp2", 2, {}, {"sync_each_micro_batch": False}, SEQUENCES),
 ]
@@ -164,6 +165,8 @@ SHARDED_CONTEXT_CASES = [
     EngineCase("divided encoder", "fsdp2", 1, BF16, {}, SHARDED_SEQUENCES),
     EngineCase("divided llama", "fsdp2", 1, {}, {}, MeshShape(dp_replicate=2, cp=2)),
     EngineCase("divided llama", "fsdp2", 2, {}, {}, CUT_SEQUENCES),
+    EngineCase("divided llama, adapted", "fsdp2", 1, {}, {}, CUT_SEQUENCES),
+    EngineCase("divided llama, whole attention", "fsdp2", 2, {}, {}, CUT_SEQUENCES),
 ]
 DIVIDED_SEQUENCES = MeshShape(cp=2, ep=2)
 DIVIDED_CONTEXT_CASES = [
