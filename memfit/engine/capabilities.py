@@ -82,7 +82,10 @@ def engine_of(mesh: MeshShape, engine: str | None = None) -> str:
     """
     needed = set(mesh.sizes())
     if needed >= {"dp_shard_in_ep", "ep"}:
-        why = "ranks that send each other tokens are not carried together with ep"
+        why = (
+            "ranks that send each other tokens are not carried together with ep, "
+            "since transformers gives a module of experts one way to carry tokens"
+        )
         raise InputError(f"--mesh {mesh}", why, "write dp_shard_in_ep with other dimensions, or leave it out")
     if needed >= {"dp_replicate", "dp_shard_in_ep"} and "dp_shard" not in needed:
         why = "replicas of experts that tokens are sent to are carried only where they are sharded too"
