@@ -41,6 +41,8 @@ class _Counter:
     two values before, such as an accumulation's, soon holds again."""
     held_at: int | None = None
     """The value at which the condition held first."""
+    times: int = 0
+    """How often the condition held."""
 
     def see(self, value: int, window: int) -> None:
         """Notes the next value."""
@@ -74,15 +76,21 @@ class Intervals:
         window = self.windows()
         counter = self._counters.setdefault((where, text), _Counter(first=value, value=value, window=window))
         counter.see(value, window)
+        counter.times += rest == wanted
         if rest == wanted:
             counter.held_at = value if counter.held_at is None else counter.held_at
             counter.is_met |= window >= FROM_WINDOW or value > counter.held_at
         elif counter.is_steady and counter.counts and not counter.is_met and self._may_hold(where, window):
             counter.is_met = True
+            counter.times += 1
             self.on_early()
             self.early.append(EarlyCondition(where=where, text=text, answer=holds))
             return wanted
         return rest
+
+    def counted(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(value, how often it held) of each condition so far."""
+        return {key: (counter.value, counter.times) for key, counter in self._counters.items()}
 
     def _may_hold(self, where: str, window: int) -> bool:
         return window >= FROM_WINDOW and self.allows(where)

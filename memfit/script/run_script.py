@@ -214,7 +214,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
 def _loops_followed(running: Running) -> Any:
     """Context in which the script's loops, and conditions on counters, ask the trace."""
     watch, loops, is_own = running.watch, running.loops, running.tracer.lines.is_own
-    repeated = RepeatedTurns(watch=watch, note=running.observations.note)
+    repeated = RepeatedTurns(watch=watch, note=running.observations.note, counted=running.intervals.counted)
 
     def turns(iterable: Any, where: str, yields: bool) -> Any:
         iterable = iterable if running.request.whole_passes else repeated.turns(iterable, where)

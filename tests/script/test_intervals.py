@@ -185,3 +185,37 @@ def test_a_loop_holds_no_element_longer_than_the_script(tmp_path: Path) -> None:
         "        assert torch.cuda.memory_allocated() < (1 << 28) + (1 << 20)\n",
     )
     assert outcome.error is None, outcome.error.text
+
+
+SAMPLER = """
+import torch
+from torch import nn
+
+net = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.Adam(net.parameters())
+for step in range(4):
+    net(torch.randn(8, 64).cuda()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+net.eval()
+with torch.no_grad():
+    sample, shown = torch.randn(256, 64, device="cuda"), []
+    for step in {steps}:
+        sample = sample - 0.1 * net(sample)
+        if step % 10 == 0:
+            {then}
+torch.save(net.state_dict(), "net.pt")
+"""
+
+
+@pytest.mark.parametrize("steps", ["range(60)", "reversed(range(60))", "range(1, 61)"])
+def test_a_loop_that_keeps_something_every_so_many_turns_is_traced_to_its_end(tmp_path, steps):
+    text = SAMPLER.format(steps=steps, then="shown.append(sample)")
+    peaks = [trace_here(tmp_path, text, whole_passes=whole).peak_bytes["validate"] for whole in (False, True)]
+    assert peaks[0] == peaks[1]
+    assert peaks[0] > 7 * 256 * 64 * 4
+
+
+def test_a_loop_that_keeps_nothing_every_so_many_turns_is_left(tmp_path):
+    outcome = trace_here(tmp_path, SAMPLER.format(steps="range(600)", then="print(step, sample.mean().item())"))
+    assert any("whose turns repeat" in line for line in outcome.not_seen)
