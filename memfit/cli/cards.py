@@ -100,6 +100,7 @@ def _json(card: Card) -> dict[str, Any]:
         "usable_bytes": card.device.usable_bytes,
         "headroom_bytes": footprint.headroom_bytes,
         "limiting_phase": footprint.limiting_phase,
+        "assumed": list(footprint.assumed),
         "largest_micro_batch": card.largest,
         "may_be_larger": card.may_be_larger,
         "window_seconds": card.window_seconds,

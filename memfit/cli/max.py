@@ -101,6 +101,7 @@ def _largest_of_script(job: str, targets: list[Device], options: dict[str, Any],
     from memfit.cli.script_arguments import asked_script
     from memfit.script.asked_script import AS_WRITTEN
     from memfit.script.batch_scan import PLACEHOLDER, SIZES, scan_batches
+    from memfit.show.footprint_table import run_needs_more
     from memfit.show.script_table import largest_batch
 
     begin, script = time.perf_counter(), asked_script(job, options)
@@ -111,7 +112,7 @@ def _largest_of_script(job: str, targets: list[Device], options: dict[str, Any],
         scans = [scan_batches(script.request(device), SIZES) for device in targets]
     if not as_json:
         for scan in scans:
-            click.echo(largest_batch(scan))
+            click.echo(largest_batch(scan) + run_needs_more(scan.outcome.footprint))
     else:
         results: list[dict[str, Any]] = [
             {
@@ -119,6 +120,7 @@ def _largest_of_script(job: str, targets: list[Device], options: dict[str, Any],
                 "checkpoint": "none", "largest": scan.largest.batch, "exact": scan.largest.verified,
                 "process_bytes": scan.largest.process_bytes, "reason": scan.largest.reason,
                 "assumes": scan.largest.assumes,
+                "assumed": [] if scan.outcome.footprint is None else list(scan.outcome.footprint.assumed),
             }
             for device, scan in zip(targets, scans, strict=True)
         ]  # fmt: skip

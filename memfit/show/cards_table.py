@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memfit.show.console import make_console
-from memfit.show.footprint_table import micro_batch_words, short_name
+from memfit.show.footprint_table import any_needs_more, micro_batch_words, short_name
 from memfit.show.largest_table import largest_in_words
 from memfit.sizes import format_size
 from memfit.wording import units_in_words
@@ -63,7 +63,8 @@ def _largest(card: Card) -> str:
 
 
 def cards_line(cards: Sequence[Card]) -> str:
-    """``Fits on 9 of 11 cards; fastest: H200 (0.21 s a window), cheapest: RTX 4090 (0.41 USD an epoch).``"""
+    """``Fits on 9 of 11 cards; fastest: H200 (0.21 s a window), cheapest: RTX 4090 (0.41 USD an epoch).``, and what
+    makes a longer run need more."""
     fitting = [card for card in cards if card.prediction.footprint.verdict == "yes"]
     close = sum(card.prediction.footprint.verdict == "close" for card in cards)
     words = f"Fits on {len(fitting)} of {len(cards)} cards"
@@ -77,7 +78,8 @@ def cards_line(cards: Sequence[Card]) -> str:
     if priced:
         cheapest = min(priced, key=lambda card: card.epoch_cost or 0.0)
         named.append(f"cheapest: {short_name(cheapest.device)} ({_cost(cheapest)} an epoch)")
-    return f"{words}; {', '.join(named)}." if named else f"{words}."
+    more = any_needs_more(card.prediction.footprint for card in cards)
+    return f"{words}; {', '.join(named)}.{more}" if named else f"{words}.{more}"
 
 
 def _need(card: Card) -> int:

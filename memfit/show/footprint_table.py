@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,8 @@ def show_predictions(predictions: Sequence[Prediction], console: Console | None 
     console = console or make_console()
     fitting = [prediction for prediction in predictions if prediction.footprint.verdict == "yes"]
     first = predictions[0]
-    console.print(f"Fits on {len(fitting)} of {len(predictions)} devices.", style="bold")
+    more = any_needs_more(prediction.footprint for prediction in predictions)
+    console.print(f"Fits on {len(fitting)} of {len(predictions)} devices.{more}", style="bold")
     console.print(f"{first.job}, {micro_batch_words(first)}\n", style="dim")
     table = Table(box=None, pad_edge=False)
     for name in ("device", "fits", "process", "usable", "to spare", "peak"):
@@ -154,11 +155,16 @@ def verdict_line(footprint: Footprint, device: Device) -> str:
     return _verdict(footprint, device) + run_needs_more(footprint)
 
 
-def run_needs_more(footprint: Footprint) -> str:
+def run_needs_more(footprint: Footprint | None) -> str:
     """Sentences where loops that wait for data were taken to end, as those of an adaptive solver, and where memory
     grows with each step; else empty.
     """
-    return _if_loops_end(footprint) + _if_memory_grows(footprint)
+    return "" if footprint is None else _if_loops_end(footprint) + _if_memory_grows(footprint)
+
+
+def any_needs_more(footprints: Iterable[Footprint]) -> str:
+    """As ``run_needs_more`` of the first footprint of which there is something to say."""
+    return next(filter(None, map(run_needs_more, footprints)), "")
 
 
 def _if_memory_grows(footprint: Footprint) -> str:

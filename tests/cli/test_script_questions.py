@@ -49,6 +49,31 @@ def test_predict_answers_for_a_script_as_trace_does(capfd, script):
     assert phases(json.loads(predicted.out)) == phases(json.loads(traced.out))
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        ("predict", "--device", "t4"),
+        ("predict", "--device", "t4", "h100"),
+        ("cards", "--device", "t4"),
+        ("max", "--device", "t4"),
+    ],
+)
+def test_a_script_that_needs_more_with_each_step_is_told_so_in_the_first_line(capfd, tmp_path, monkeypatch, question):
+    monkeypatch.setenv("COLUMNS", "")
+    kept = (
+        SCRIPT.replace("for _ in range(8)", "kept = []\nfor _ in range(1000)")
+        + "    kept.append(torch.ones(4096, 64, device='cuda'))\n"
+    )
+    (tmp_path / "train.py").write_text(kept)
+    batch = ("--batch-size", "{batch}") if question[0] == "max" else ()
+    command = ("--", "python", str(tmp_path / "train.py"), *batch)
+    code, said = asked(capfd, *question, *command)
+    assert code == 0
+    assert f"A longer run needs more: memory grows at {tmp_path}/train.py:15." in said.out.splitlines()[0]
+    _, said = asked(capfd, *question, "--json", *command)
+    assert "a longer run needs more than predicted" in said.out
+
+
 @pytest.mark.slow
 def test_each_card_of_a_script_needs_what_predict_and_trace_say(capfd, script):
     code, compared = asked(capfd, "cards", "--device", "t4", "--device", "h100", "--json", *script)
