@@ -29,6 +29,7 @@ WRITES_IN_PLACE = {
     "show/scalars.py": "appends records",
     "train/checkpoint/checkpoints.py": "a folder that is renamed when it is whole",
     "train/checkpoint/tensor_file.py": "a folder that is renamed when it is whole",
+    "train/launch/crash_stacks.py": "written by a process that crashes, which runs no more Python",
     "train/launch/memory_limit.py": "the kernel's own files",
     "train/launch/node_folders.py": "a checkpoint's copy, whose manifest comes last",
     "train/launch/outcome.py": "the first of several ranks creates it; one that is cut is passed over",
