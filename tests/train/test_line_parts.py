@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ from memfit.train.metrics_file import (
     read_lines,
 )
 from memfit.train.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -182,26 +185,20 @@ def test_a_line_is_json_whatever_the_numbers_of_a_job_are(value, written):
 
 
 FILLED = """
-import resource
 from memfit.train.launch import memory_limit
 from memfit.train.metrics_file import format_line
+from tests.train.full_memory import fill
 
-line = {"window": 0, "values": [1.5] * 1000}
-kept = [None] * 400_000
-hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-resource.setrlimit(resource.RLIMIT_DATA, (memory_limit.data_bytes() + (2 << 20), hard))
-count = failed = 0
-for size in (16384, 4096, 2048, 1024, 512, 256):
-    try:
-        while True:
-            kept[count] = bytes(size)
-            count += 1
-    except MemoryError:
-        pass
+line, failed = {"window": 0, "values": [1.5] * 1000}, 0
+
+def make():
+    global failed
     try:
         format_line(line)
     except MemoryError:
         failed += 1
+
+kept = fill((16384, 4096, 2048, 1024, 512, 256), make)
 kept.clear()
 memory_limit.lift()
 print(failed, len(format_line(line)))
@@ -211,8 +208,9 @@ print(failed, len(format_line(line)))
 
 def test_a_line_for_which_there_is_no_memory_raises_an_error():
     done = subprocess.run(
-        [sys.executable, "-c", FILLED], capture_output=True, text=True, timeout=60, env={**os.environ, **ENVIRONMENT}
-    )
+        [sys.executable, "-c", FILLED], capture_output=True, text=True, timeout=60, cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     failed, length = map(int, done.stdout.split())
     assert failed

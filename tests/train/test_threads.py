@@ -6,10 +6,13 @@ python -m pytest tests/train/test_threads.py
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from memfit.train.launch.memory_limit import ENVIRONMENT
+
+ROOT = Path(__file__).parents[2]
 
 FILLED = """
 import faulthandler, mmap, resource, sys, threading
@@ -57,9 +60,10 @@ def test_a_thread_starts_or_is_refused_whatever_room_is_left(room_kib):
 
 
 LATE = """
-import resource, threading
+import threading
 import torch
 from memfit.train.launch import memory_limit
+from tests.train.full_memory import fill
 
 value, go = torch.ones(()), threading.Event()
 
@@ -72,17 +76,7 @@ def use_torch():
 
 thread = threading.Thread(target=use_torch)
 memory_limit.start_thread(thread)
-kept = [None] * 400_000
-hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-resource.setrlimit(resource.RLIMIT_DATA, (memory_limit.data_bytes() + (2 << 20), hard))
-count = 0
-for size in (16384, 4096, 1024, 480, 400):
-    try:
-        while True:
-            kept[count] = bytes(size)
-            count += 1
-    except MemoryError:
-        pass
+kept = fill((16384, 4096, 1024, 480, 400))
 go.set()
 thread.join()
 """
@@ -91,7 +85,8 @@ thread.join()
 
 def test_a_thread_that_uses_torch_where_memory_is_full_does_not_end_the_process():
     done = subprocess.run(
-        [sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, env={**os.environ, **ENVIRONMENT}
-    )
+        [sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout in ("1.0\n", "no memory\n")
