@@ -98,11 +98,11 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
     from memfit.plan import read_plan
     from memfit.planner.cpu_margin import check_budget
     from memfit.printable import printable
-    from memfit.train.launch.launch import become_rank, clear_earlier, launch
+    from memfit.train.launch.launch import become_rank, launch
     from memfit.train.launch.outcome import say
     from memfit.train.launch.process_guard import alone_in
     from memfit.train.launch.stop_signals import end_with
-    from memfit.train.launch.watchdog import made_no_progress
+    from memfit.train.launch.watchdog import clear_earlier, made_no_progress
     from memfit.train.run_folder import RunFolder
 
     place = torchrun_env()

@@ -17,7 +17,7 @@ from memfit.train.launch.outcome import clear_outcome, missing_from, read_outcom
 from memfit.train.launch.process_guard import for_child
 from memfit.train.launch.supervisor import Supervisor, run_child
 from memfit.train.launch.torchrun import restarts, torchrun
-from memfit.train.launch.watchdog import clear_stacks, ranks_that_held, remove_temporary_stacks
+from memfit.train.launch.watchdog import clear_earlier, ranks_that_held, remove_temporary_stacks
 from memfit.train.metrics_file import count_windows
 from memfit.train.run_folder import RunFolder
 from memfit.train.run_options import RunOptions
@@ -75,12 +75,6 @@ def launch(plan: Plan, options: RunOptions) -> Launched:
         launched = judged(folder, code, supervisor)
     clean(folder)
     return replace(launched, signalled=supervisor.signalled is not None)
-
-
-def clear_earlier(folder: RunFolder) -> None:
-    """Removes what an earlier launch has left, before a process of this one begins."""
-    clear_outcome(folder.path)
-    clear_stacks(folder)
 
 
 def clean(folder: RunFolder) -> None:

@@ -23,8 +23,8 @@ from memfit.atomic_file import write_atomic
 from memfit.engine.node_rendezvous import NODE_SECONDS, Meeting, serve
 from memfit.engine.nodes import Nodes
 from memfit.errors import InputError
-from memfit.train.launch.outcome import clear_outcome, read_outcome
-from memfit.train.launch.watchdog import clear_stacks
+from memfit.train.launch.outcome import read_outcome
+from memfit.train.launch.watchdog import clear_earlier
 from memfit.train.run_folder import RunFolder
 
 TOKEN, OUTCOME = "token", "outcome"
@@ -78,8 +78,7 @@ def meet(nodes: Nodes, folder: Path, is_stopped: Callable[[], bool] = lambda: Fa
     if separate:
         RunFolder(folder).open(resume=True)
         own.touch()
-        clear_outcome(folder)
-        clear_stacks(RunFolder(folder))
+        clear_earlier(RunFolder(folder))
         print(f"memfit: {folder} on node {nodes.rank} is not node 0's folder, which holds the run", file=sys.stderr)
     over, run_id = partial(_is_over, folder), f"memfit-{token}"
     yield Meeting(nodes, run_id, store, over, is_stopped, is_separate=separate)

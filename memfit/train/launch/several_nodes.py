@@ -8,13 +8,14 @@ from dataclasses import replace
 from memfit.child_process import no_orphans
 from memfit.engine.nodes import Nodes
 from memfit.plan import Plan, write_plan
-from memfit.train.launch.launch import RANK, Launched, argument_of, clean, clear_earlier, judged, worker_environment
+from memfit.train.launch.launch import RANK, Launched, argument_of, clean, judged, worker_environment
 from memfit.train.launch.node_folders import SEPARATE
 from memfit.train.launch.node_launch import acknowledge, await_acknowledgements, await_outcome, meet, shared_outcome
 from memfit.train.launch.outcome import spare_folder
 from memfit.train.launch.process_guard import for_child
 from memfit.train.launch.supervisor import Supervisor
 from memfit.train.launch.torchrun import restarts, torchrun
+from memfit.train.launch.watchdog import clear_earlier
 from memfit.train.run_folder import RunFolder
 from memfit.train.run_options import RunOptions
 

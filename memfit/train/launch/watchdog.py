@@ -30,7 +30,7 @@ from typing import IO
 from memfit.engine.torchrun_env import launch_suffix
 from memfit.errors import Exit, line_of_job, line_of_job_in, with_source
 from memfit.train.launch.memory_limit import small_stacks, start_thread
-from memfit.train.launch.outcome import Outcome, write_outcome
+from memfit.train.launch.outcome import Outcome, clear_outcome, write_outcome
 from memfit.train.launch.stop_signals import SIGNALS
 from memfit.train.run_folder import CannotWriteError, RunFolder
 
@@ -269,8 +269,9 @@ class Watchdog:
         os._exit(Exit.STOPPED)
 
 
-def clear_stacks(folder: RunFolder) -> None:
-    """Removes the stacks of an earlier launch."""
+def clear_earlier(folder: RunFolder) -> None:
+    """Removes what an earlier launch has left, its outcome and its stacks, before a process of this one begins."""
+    clear_outcome(folder.path)
     for pattern in ("rank-*", ".waits-*", "held-*", "crash-*"):
         for left in folder.stacks.glob(pattern):
             with contextlib.suppress(OSError):

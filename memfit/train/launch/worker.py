@@ -49,14 +49,14 @@ from memfit.train.launch.ending import (
     what_to_do,
 )
 from memfit.train.launch.node_folders import NodeFolders, collect_parts, node_folders, send_run
-from memfit.train.launch.outcome import Outcome, clear_outcome, is_heard, keep_stderr, read_outcome, say, write_outcome
+from memfit.train.launch.outcome import Outcome, is_heard, keep_stderr, read_outcome, say, write_outcome
 from memfit.train.launch.plan_device import device_of_plan
 from memfit.train.launch.process_guard import alone_in
 from memfit.train.launch.rank_agreement import check_rank_agreement, rank_agreement_of
 from memfit.train.launch.rank_cards import card_of, check_rank_cards
 from memfit.train.launch.start_again import changed_in_trial, start_again_alone, start_again_unproven
 from memfit.train.launch.stop_signals import ends_at_once
-from memfit.train.launch.watchdog import Watchdog, clear_stacks
+from memfit.train.launch.watchdog import Watchdog, clear_earlier
 from memfit.train.loop.loop import GivenUpError, SpoiledByTrialError, train
 from memfit.train.loop.online_verify import OnlineVerify
 from memfit.train.loop.run_context import RunContext
@@ -85,8 +85,7 @@ def main(options: RunOptions) -> int:
     try:
         with _alone(folder):
             if place is None:  # of several ranks, whoever starts them does: another may have written before this one
-                clear_outcome(folder.path)
-                clear_stacks(folder)
+                clear_earlier(folder)
             rank = place.rank if place is not None else 0
             watchdog = Watchdog(
                 folder,
