@@ -1,5 +1,5 @@
 """Kernels that a library compiles for the card at run time: those of FlexAttention, of DeepSpeed's optimizers, and
-those of Triton that are operators of torch.
+those of Triton.
 
 A trace cannot compile them. It replaces kernels whose memory is known from their documented interface.
 """
@@ -19,6 +19,7 @@ from memfit.device.virtual.patching import replaced
 from memfit.script import flex_attention
 from memfit.script.import_hooks import on_import
 from memfit.script.tracer import ScriptTracer
+from memfit.script.triton_launches import triton_launches
 from memfit.torch_compat.triton_kernels import pass_triton_kernels
 
 
@@ -70,5 +71,6 @@ def compiled_kernels(note: Callable[[str], None]) -> Iterator[None]:
             owner, attributes = flex(sys.modules[flex_attention.MODULE])
             stack.enter_context(replaced(owner, **attributes))
         builder = {"deepspeed.ops.op_builder.builder": lambda m: (m.OpBuilder, {"load": load})}
+        stack.enter_context(triton_launches(note))
         stack.enter_context(on_import({flex_attention.MODULE: flex, managed_memory.MODULE: paged, **builder}))
         yield

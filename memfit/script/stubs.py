@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -9,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
+
+from memfit.script.triton_stand_in import ATTRIBUTES
 
 
 class Anything(type):
@@ -53,7 +56,8 @@ class _Module(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        stub = _stub(f"{self.__name__}.{name}")
+        full = f"{self.__name__}.{name}"
+        stub = importlib.import_module(full) if full in ATTRIBUTES else _stub(full)
         setattr(self, name, stub)
         return stub
 
@@ -73,7 +77,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__version__ = "0.0.0"  # type: ignore[attr-defined]
         return module
 
-    def exec_module(self, module: ModuleType) -> None: ...
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module).update(ATTRIBUTES.get(module.__name__, {}))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from memfit.torch_compat.attributes import schema_of, storage_id_of
 from memfit.trace.collectives import is_collective
 from memfit.trace.filled_tensors import FILLS, MOST_ELEMENTS, PUTS, content_before, note_fill
 from memfit.trace.finite_checks import ANY, CHECKS, TRUTH, truth
+from memfit.trace.forgotten_content import KNOWN, forget
 
 MOST_NUMBERS = 256
 """Floating point numbers of at most so many elements are followed: rates and widths of a net's layers."""
@@ -85,7 +86,7 @@ def small(tensor: Any) -> bool:
 def value_of(tensor: Any) -> Tensor | None:
     """The tensor's real content, on the CPU, where it is known."""
     if isinstance(tensor, FakeTensor):
-        content = tensor.__dict__.get("_memfit_value")
+        content = tensor.__dict__.get(KNOWN)
         return content.value if content is not None and content.memory.is_known else None
     return tensor if isinstance(tensor, Tensor) and small(tensor) else None
 
@@ -93,7 +94,7 @@ def value_of(tensor: Any) -> Tensor | None:
 def know(tensor: Tensor, value: Tensor) -> None:
     """Notes the content of a tensor that was computed beside the trace; of a large one nothing is kept."""
     if small(tensor):
-        tensor.__dict__["_memfit_value"] = _Content(value)
+        tensor.__dict__[KNOWN] = _Content(value)
 
 
 def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -133,12 +134,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if result is _NOT_COMPUTED:
         _assume(func, args, kwargs, out)
         for tensor in changed:
-            if isinstance(tensor, FakeTensor):
-                tensor.__dict__.pop(ASSUMED, None)
-                tensor.__dict__.pop(TRUTH, None)
-                content = tensor.__dict__.pop("_memfit_value", None)
-                if content is not None:
-                    content.memory.is_known = False
+            forget(tensor)
         if changed and isinstance(args[0], FakeTensor) and (written := _written(func, args)) is not None:
             setattr(args[0], ASSUMED, written)
         if absorbed is not None:
@@ -188,7 +184,7 @@ def _know_gathered(args: Any, out: Any, *, in_place: bool) -> None:
 def _memories(args: Any) -> dict[int, _Memory]:
     """The memory of each tensor among the arguments, by the storage of its content, which views of it share."""
     flat = [part for argument in args for part in (argument if isinstance(argument, list | tuple) else (argument,))]
-    contents = [tensor.__dict__.get("_memfit_value") for tensor in flat if isinstance(tensor, FakeTensor)]
+    contents = [tensor.__dict__.get(KNOWN) for tensor in flat if isinstance(tensor, FakeTensor)]
     return {storage_id_of(content.value): content.memory for content in contents if content is not None}
 
 

@@ -34,6 +34,10 @@ PUTS = frozenset(
 """Operators that write at places of their first argument."""
 
 
+FILLED = "_memfit_fill"
+"""The attribute of a tensor that says what it was filled with."""
+
+
 def note_fill(func: Any, args: Any, out: Any) -> None:
     """Notes what an operator of ``FILLS`` has filled a tensor with."""
     if not isinstance(out, FakeTensor) or out.numel() <= 1 or out.is_inference():
@@ -42,7 +46,7 @@ def note_fill(func: Any, args: Any, out: Any) -> None:
     if isinstance(number, tuple):
         number = args[number[0]] if number[0] < len(args) else None
     if isinstance(number, bool | int | float):
-        out._memfit_fill = (number, version_of(out), id(out))  # type: ignore[attr-defined]
+        setattr(out, FILLED, (number, version_of(out), id(out)))
 
 
 def content_before(target: Any) -> Tensor | None:
@@ -65,7 +69,7 @@ def is_filled_with(target: Any, number: float) -> bool:
 
 
 def _filled(target: Any) -> Any:
-    number, *noted = getattr(target, "_memfit_fill", (None,))
+    number, *noted = getattr(target, FILLED, (None,))
     if number is None or noted != [version_of(target), id(target)]:  # a copy has its own count; this write comes after
         return None
     return number

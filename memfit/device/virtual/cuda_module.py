@@ -13,6 +13,7 @@ import torch.cuda.memory
 import torch.cuda.nvtx
 import torch.cuda.random
 
+from memfit.device.hardware.shared_memory import WITHOUT_OPT_IN, shared_memory_bytes
 from memfit.device.virtual import backend
 from memfit.device.virtual.backend import NAME, Event, Stream
 from memfit.device.virtual.card_rules import CardRules
@@ -54,7 +55,8 @@ def _properties(card: CardRules) -> SimpleNamespace:
     major, minor = card.compute_capability
     return SimpleNamespace(
         name=card.name, major=major, minor=minor, total_memory=card.memory_bytes,
-        multi_processor_count=card.multiprocessors, warp_size=32,
+        multi_processor_count=card.multiprocessors, warp_size=32, shared_memory_per_block=WITHOUT_OPT_IN,
+        shared_memory_per_block_optin=shared_memory_bytes(card.compute_capability), regs_per_multiprocessor=65536,
     )  # fmt: skip
 
 
