@@ -1,5 +1,7 @@
 """Code written for cuda, run unchanged."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -280,3 +282,11 @@ def test_a_replaced_function_of_torch_keeps_arguments_of_its_own(gpu, monkeypatc
     )  # fmt: skip
     assert out.shape == (3, 1, 8)
     assert cache == {"calls": 1}
+
+
+def test_packages_whose_names_begin_with_torch_see_cuda(gpu):
+    """torchvision's files lie beside torch's, in a folder whose path begins as torch's does."""
+    x, inside = torch.ones(2, device="cuda"), Path(torch.__file__).parent
+    for folder, kind in ((f"{inside}vision", "cuda"), (str(inside), NAME), (str(inside.parent / "timm"), "cuda")):
+        seen = eval(compile("x.device.type", f"{folder}/ops.py", "eval"), {"x": x})
+        assert seen == kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -66,7 +67,8 @@ _COMPILED = {
     EAGER: "compiled code takes what it does as eager code, which was validated with vision transformers alone",
 }
 
-_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+OURS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+"""What the files of torch and of memfit begin with; those of torchvision or torchtitan do not."""
 _TRACES = str(Path(__file__).parents[2] / "trace" / "step.py")
 
 
@@ -255,7 +257,7 @@ def _place() -> str:
     """The line that asks, and those that called its function, as far as torch's code: one module's forward."""
     frame, _ = _asking()
     lines = []
-    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and not frame.f_code.co_filename.startswith(OURS):
         lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
     return " < ".join(lines)
@@ -269,10 +271,10 @@ def _asking() -> tuple[FrameType | None, str]:
         name = frame.f_code.co_filename
         if name.startswith(_TRACES):
             break
-        if not name.startswith(_OURS):
+        if not name.startswith(OURS):
             if not name.startswith("<") and frame.f_code.co_name != "__torch_dispatch__":
                 return frame, innermost
-        elif not innermost and name.startswith(_OURS[0]) and not name.endswith(("_ops.py", "_stats.py")):
+        elif not innermost and name.startswith(OURS[0]) and not name.endswith(("_ops.py", "_stats.py")):
             innermost = f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return None, innermost

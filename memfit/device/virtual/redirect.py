@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from inspect import CO_VARKEYWORDS
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 from torch.overrides import TorchFunctionMode
 
+from memfit.device.virtual.assumptions import OURS
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.cuda_module import LEGACY_DTYPES, stubs
@@ -59,11 +59,10 @@ def _seen_from(frame: Any) -> bool:
     """Whether this frame is neither torch's nor memfit's."""
     name = frame.f_code.co_filename
     if name not in _users:
-        _users[name] = not name.startswith(_INSIDE)
+        _users[name] = not name.startswith(OURS)
     return _users[name]
 
 
-_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 _users: dict[str, bool] = {}
 """File -> whether its code is told cuda."""
 
