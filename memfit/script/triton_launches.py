@@ -23,10 +23,8 @@ from memfit.script.triton_writes import written_parameters
 from memfit.trace.filled_tensors import FILLED
 from memfit.trace.forgotten_content import forget
 
-LINE = "what Triton's kernels write: none was run, and a launch allocates nothing"
-TRIED = (
-    "the stored choices of Triton's autotuners: each tries its kernels in the first launch, beside a buffer of 256 MiB"
-)
+LINE = "Triton's kernels were not run; they are taken to allocate nothing themselves"
+TRIED = "Triton's autotuners try kernels in their first launch, beside a buffer of 256 MiB, as without a stored choice"
 
 
 class CompiledKernel:

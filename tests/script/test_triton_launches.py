@@ -79,7 +79,7 @@ def test_a_script_s_kernels_are_left_out_and_its_autotuners_try_theirs(tmp_path:
         code, answer, said = traced(tmp_path, script, configs, options=("--device", "rtx4090", *options))
         assert code == 0, said
         lines = " ".join(answer["not_seen"])
-        assert "what Triton's kernels write" in lines
+        assert "Triton's kernels were not run" in lines
         assert ("autotuners" in lines) == (configs == "2")
         peaks.append(answer["phases"]["train"]["allocated_bytes"])
     buffer = 256 * MIB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,13 +24,17 @@ from memfit.script.outcome import ScriptCommand, TraceRequest
 from memfit.script.titan.describe import Description, describe_target
 from memfit.script.titan.target import (
     DEGREES,
+    STAND_INS,
     TitanTarget,
     allocator_of,
     ranks_of,
     titan_mesh,
     without_variables,
 )
+from memfit.script.triton_launches import LINE, TRIED
 
+KERNEL_LINES = (LINE, TRIED)
+"""Of what a trace does not see, the lines that belong to an answer on torchtitan."""
 WITHOUT_GRAPHS = "CUDA graphs are off (training.disable_cuda_graphs): their memory pool is not modelled"
 _STEPS, _SECONDS, _NODE = 2, 3600.0, 8
 """Steps of a trace, the most time for it, and cards of a node."""
@@ -67,7 +72,7 @@ class AskedTitan(AskedJob):
         for what, write in described.not_modelled.items():
             raise InputError(self.name, f"{what} is not modelled", write)
         if not described.makes_rows:
-            why = f"it reads {described.loader}; memfit makes up rows of tokens, and images of flux, alone"
+            why = f"it reads {described.loader}; memfit makes up rows of tokens, with images or without, and flux's"
             raise InputError(self.name, why, "write a configuration that trains on text")
         return described
 
@@ -95,11 +100,20 @@ class AskedTitan(AskedJob):
         degrees = dict(self.description.degrees)
         left_over = degrees["dp_shard"] < 0
         others = MeshShape(**{**degrees, "dp_shard": 1})
-        world = self._asked_world or ranks_of(others) * (1 if left_over else degrees["dp_shard"])
+        least = others.ep // math.gcd(others.ep, others.cp * others.tp)  # ep divides the ranks of dp_shard, cp and tp
+        world = self._asked_world or ranks_of(others) * (least if left_over else degrees["dp_shard"])
         sizes = MeshShape(**{**degrees, "dp_shard": world // ranks_of(others) if left_over else degrees["dp_shard"]})
         if ranks_of(sizes) != world:
             why = f"its degrees ({sizes}) make {ranks_of(sizes)} ranks"
             raise InputError(f"{self.name} on {world} ranks", why, "write --world or --mesh to suit them")
+        if sizes.dp_shard % least:
+            why = (
+                f"ep={sizes.ep} does not divide the {sizes.dp_shard * sizes.cp * sizes.tp} ranks of dp_shard, cp and tp"
+            )
+            write = f"write --world {ranks_of(others) * least}, or a multiple of it"
+            if not left_over:
+                write = f"write --set parallelism.{DEGREES['dp_shard']}={least}, or a multiple of it"
+            raise InputError(f"{self.name} on {world} ranks", why, write)
         check_fake_ranks(f"{world} ranks of {self.name}", world)
         return sizes
 
@@ -148,14 +162,14 @@ class AskedTitan(AskedJob):
         """One rank's trace; ``facts`` gets what it asked of the card."""
         outcome = trace_script(self.request(rank, shape, device))
         if outcome.error is not None:
-            raise InputError(
-                self.name, outcome.error.summary, outcome.error.hint or _what_to_write(outcome.error.summary)
-            )
+            hint = outcome.error.hint.partition(_STUB)[0]
+            raise InputError(self.name, outcome.error.summary, hint or _what_to_write(outcome.error.summary))
         if outcome.trace is None or outcome.windows < _STEPS:
             write = "write more steps (--set training.steps=10)"
             raise InputError(self.name, f"it was not traced to two complete steps ({outcome.ended})", write)
         facts.update(outcome.facts)
-        return replace(outcome.trace, assumed=(WITHOUT_GRAPHS, *outcome.trace.assumed))
+        kernels = tuple(line for line in KERNEL_LINES if line in outcome.not_seen)
+        return replace(outcome.trace, assumed=(WITHOUT_GRAPHS, *kernels, *outcome.trace.assumed))
 
     def request(self, rank: int, shape: Shape, device: Device) -> TraceRequest:
         """How torchtitan's trainer is traced for a rank and a device."""
@@ -167,7 +181,7 @@ class AskedTitan(AskedJob):
         )  # fmt: skip
         return TraceRequest(
             command=command, device=device.key, memory_bytes=device.memory_bytes if own_memory else None, rank=rank,
-            steps=_STEPS, limit_seconds=_SECONDS, stubs=() if is_installed("triton") else ("triton",),
+            steps=_STEPS, limit_seconds=_SECONDS, stubs=tuple(name for name in STAND_INS if not is_installed(name)),
             every_card=False, host_bytes=free_host_bytes(),
         )  # fmt: skip
 
@@ -196,6 +210,8 @@ def _what_to_write(summary: str) -> str:
     return "install what it names" if "install" in summary else "change the settings that it names"
 
 
+_STUB = ", or write --stub"
+"""Of a hint about a missing package, which ``memfit trace`` alone can leave out."""
 _SELECTIVE = "region computed under selective activation checkpoint"
 """Of torch's error where a zero-bubble schedule meets selective checkpointing."""
 _FIRST = "rank 0 was traced: tensors are cut by ceiling division, first parts are largest"

@@ -17,19 +17,20 @@ import torch
 from memfit.errors import InputError, describe, install_extra, is_installed
 from memfit.installation import release_number
 from memfit.script.stubs import stubbed
-from memfit.script.titan.target import PREFIX, TitanTarget
+from memfit.script.titan.target import PREFIX, STAND_INS, TitanTarget
 
 POLICY = "activation_checkpoint"
 """The setting of which each value is a class of its own."""
 _FIRST = (0, 3)
 """The first version of torchtitan whose configurations are functions."""
+_PACKAGES = {"fla": "flash-linear-attention"}
+"""Packages whose name is not that of their module."""
 _PLACES = ("torchtitan.models", "torchtitan.experiments")
 
 
 @contextmanager
 def importable() -> Iterator[None]:
-    """Context in which torchtitan is imported; without triton, whose kernels no step on the virtual card runs, a
-    stand-in takes its place.
+    """Context in which torchtitan is imported; stand-ins take the place of ``STAND_INS`` that are not installed.
 
     Raises:
         InputError: torchtitan is older than 0.3, or does not import beside this torch.
@@ -38,7 +39,7 @@ def importable() -> Iterator[None]:
     if release_number(version) < _FIRST:
         why = "memfit runs the trainer of torchtitan 0.3 and later, whose configurations are functions"
         raise InputError(f"torchtitan {version}", why, f"run {install_extra('titan')}")
-    with stubbed(() if is_installed("triton") else ("triton",)):
+    with stubbed([name for name in STAND_INS if not is_installed(name)]):
         try:
             import torchtitan.trainer  # noqa: F401
         except (ImportError, AttributeError) as error:
@@ -121,7 +122,8 @@ def _registry(model: str, *, required: bool) -> Any:
             if absent or not required:
                 continue
             why = f"it needs {error.name}, which is not installed"
-            raise InputError(f"{PREFIX}{model}", why, f"install {error.name}") from error
+            package = _PACKAGES.get(error.name or "", error.name)
+            raise InputError(f"{PREFIX}{model}", why, f"install {package}") from error
         except ImportError as error:
             if required:
                 raise InputError(f"{PREFIX}{model}", describe(error), "install the versions it needs") from error

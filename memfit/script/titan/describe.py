@@ -34,7 +34,8 @@ class Description:
         not_modelled: settings that memfit does not model, and what to write for them.
         not_validated: what is predicted and was not measured: a line for each, with what its bytes rest on.
         loader: the class of the data loader.
-        makes_rows: whether rows of tokens, or images of flux, can stand for what that loader gives.
+        makes_rows: whether rows of tokens, with an image each for a model of both, or images of flux, can stand for
+            what that loader gives.
         has_pipelines: whether this torch's schedules take micro-batches as torchtitan gives them.
         net: the model's size.
         torch: the version of torch.
@@ -98,6 +99,7 @@ def _described(target: TitanTarget) -> Description:
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
     from memfit.script.titan.config import importable, load_config
+    from memfit.script.titan.image_rows import reads_image_rows
     from memfit.script.titan.images import image_tokens, reads_images
 
     with importable():
@@ -117,12 +119,16 @@ def _described(target: TitanTarget) -> Description:
             not_modelled=_not_modelled(config),
             not_validated=tuple(_not_validated(config)),
             loader=config.dataloader._owner.__name__,
-            makes_rows=reads_images(config) or any(isinstance(config.dataloader, kind.Config) for kind in texts),
+            makes_rows=reads_images(config) or reads_image_rows(config) or _reads_texts(config, texts),
             has_pipelines="arg_mbs" in inspect.signature(PipelineScheduleSingle.step).parameters,
             net=_net(config),
             torch=torch.__version__,
             torchtitan=torchtitan.__version__,
         )
+
+
+def _reads_texts(config: Any, loaders: list[Any]) -> bool:
+    return any(isinstance(config.dataloader, kind.Config) for kind in loaders)
 
 
 _CAPABILITY = (10, 0)
@@ -144,8 +150,11 @@ def _not_validated(config: Any) -> Iterator[str]:
     """Lines about settings of which memfit has a model and no measured run."""
     from torchtitan.components.quantization.utils import has_quantization
 
+    from memfit.script.titan.image_rows import image_line, reads_image_rows
     from memfit.script.titan.images import reads_images
 
+    if reads_image_rows(config):
+        yield image_line(config)
     if reads_images(config):
         yield "no run that reads images was measured; the frozen encoders have the sizes that were published"
     if config.compile.enable:

@@ -14,6 +14,9 @@ from memfit.mesh import MeshShape
 from memfit.replay.allocator_config import AllocatorConfig
 
 PREFIX = "torchtitan:"
+STAND_INS = ("triton", "torchvision")
+"""Packages that torchtitan imports and a stand-in takes the place of where they are not installed: no kernel of Triton
+runs, and torchvision decodes and resizes images that a trace does not have."""
 DEGREES = {
     "pp": "pipeline_parallel_degree", "dp_replicate": "data_parallel_replicate_degree",
     "dp_shard": "data_parallel_shard_degree", "cp": "context_parallel_degree", "tp": "tensor_parallel_degree",

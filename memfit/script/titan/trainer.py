@@ -14,6 +14,7 @@ import torch
 
 from memfit.script.titan.balanced_experts import balance_experts
 from memfit.script.titan.config import importable, load_config
+from memfit.script.titan.image_rows import reads_image_rows, stand_in_image_rows
 from memfit.script.titan.images import reads_images, stand_in_images
 from memfit.script.titan.other_stages import other_stages
 from memfit.script.titan.target import target_from_json
@@ -83,6 +84,8 @@ def stand_in(config: Any) -> None:
 
     if reads_images(config):
         stand_in_images(config, Tokenizer)
+    elif reads_image_rows(config):
+        stand_in_image_rows(config, Tokenizer)
     else:
         config.dataloader = Rows.Config(vocabulary=config.model_spec.model.vocab_size)
         config.tokenizer = Tokenizer.Config()

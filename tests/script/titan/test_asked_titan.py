@@ -42,7 +42,7 @@ def test_a_pipeline_s_answer_is_of_the_first_rank_of_each_place(monkeypatch: pyt
 
     def trace(request: TraceRequest) -> SimpleNamespace:
         requested.append(request)
-        return SimpleNamespace(error=None, trace=trace_of([1]), windows=2, ended="", facts=())
+        return SimpleNamespace(error=None, trace=trace_of([1]), windows=2, ended="", facts=(), not_seen=())
 
     monkeypatch.setattr(asked_titan, "trace_script", trace)
     question = asked("2.14.1", has_pipelines=True, pp=2, dp_shard=2, tp=2)
@@ -54,3 +54,31 @@ def test_a_pipeline_s_answer_is_of_the_first_rank_of_each_place(monkeypatch: pyt
     assert (list(alone.traces), alone.rank_reason) == ([3], "")
     whole = asked("2.14.1", has_pipelines=True, dp_shard=4).question(Shape(items=8), find_device("h100"))
     assert list(whole.traces) == [0]
+
+
+def test_without_a_number_of_ranks_there_are_as_many_as_experts_are_divided_over() -> None:
+    question = asked("2.14.1", has_pipelines=True)
+    question.description.degrees.update(dp_shard=-1, tp=2, ep=8)
+    question._asked_world = None
+    assert question.mesh.sizes() == {"dp_shard": 4, "tp": 2, "ep": 8}
+    assert question.world == 8
+
+
+@pytest.mark.parametrize(
+    ("shard", "write"), [(-1, "write --world 8, or"), (3, "parallelism.data_parallel_shard_degree=4, or a multiple")]
+)
+def test_ranks_that_experts_are_not_divided_over_say_how_many_to_write(shard: int, write: str) -> None:
+    question = asked("2.14.1", has_pipelines=True)
+    question.description.degrees.update(dp_shard=shard, tp=2, ep=8)
+    question._asked_world = 6
+    with pytest.raises(InputError, match="ep=8 does not divide the 6 ranks of dp_shard, cp and tp") as error:
+        question.mesh  # noqa: B018
+    assert write in error.value.write
+
+
+def test_a_package_that_is_missing_is_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = SimpleNamespace(summary="No module named 'kernels'", hint="install kernels, or write --stub kernels if so")
+    monkeypatch.setattr(asked_titan, "trace_script", lambda request: SimpleNamespace(error=error))
+    with pytest.raises(InputError) as refused:
+        asked("2.14.1", has_pipelines=True).question(Shape(items=8), find_device("h100"))
+    assert refused.value.write == "install kernels"
