@@ -13,6 +13,7 @@ try:
     import torch.optim.optimizer as optimizer_module
     import torch.utils._foreach_utils as foreach_module
     from torch._C import _len_torch_function_stack as number_of_modes
+    from torch._decomp import meta_table as python_shape_functions
     from torch._dynamo import trace_rules
     from torch.overrides import _pop_mode_temporarily as mode_popped
 except (ImportError, AttributeError) as error:
@@ -34,4 +35,4 @@ def without_newest_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-__all__ = ["foreach_types", "shape_functions", "trace_rules", "without_newest_mode"]
+__all__ = ["foreach_types", "python_shape_functions", "shape_functions", "trace_rules", "without_newest_mode"]

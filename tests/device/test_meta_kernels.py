@@ -1,4 +1,5 @@
-"""Views and pointwise operators on the virtual device against real ones: shape, stride, offset, type and aliasing."""
+"""Views, pointwise and structured operators on the virtual device against real ones: shape, stride, offset, type,
+aliasing."""
 
 import pytest
 import torch
@@ -33,6 +34,35 @@ CALLS = {
     "add_ to a view": lambda a, b: a[0].add_(b),
     "uniform_": lambda a, b: a.uniform_(),
     "masked_fill_": lambda a, b: a.masked_fill_(a > 0, 1.0),
+    "to half of a permuted tensor": lambda a, b: a.permute(2, 0, 1).half(),
+    "to half of every second": lambda a, b: a[:, ::2].half(),
+    "matrix product": lambda a, b: a.view(6, 4) @ a.view(6, 4).t(),
+    "batched matrix product": lambda a, b: torch.bmm(a, a.transpose(1, 2)),
+    "matrix product onto a vector": lambda a, b: torch.addmm(b, a.view(6, 4), a.view(6, 4)[:4]),
+    "sum over dimensions": lambda a, b: a.permute(2, 0, 1).sum((0, 2)),
+    "sum of all": lambda a, b: a.half().sum(),
+    "mean that keeps dimensions": lambda a, b: a.mean(-1, keepdim=True),
+    "norm": lambda a, b: torch.linalg.vector_norm(a, dim=1),
+    "cat": lambda a, b: torch.cat([a, b.expand(2, 1, 4)], 1),
+    "cat of permuted tensors": lambda a, b: torch.cat([a.permute(2, 0, 1)] * 2, 2),
+    "softmax": lambda a, b: torch.softmax(a, 1),
+    "log_softmax of half": lambda a, b: torch.log_softmax(a.half(), -1, dtype=torch.float32),
+    "cumsum": lambda a, b: a.cumsum(1),
+    "argmax": lambda a, b: a.argmax(-1),
+    "topk": lambda a, b: a.topk(2),
+    "sort": lambda a, b: a.transpose(0, 2).sort(dim=0),
+    "gather": lambda a, b: a.gather(2, torch.zeros(2, 3, 2, dtype=torch.long, device=a.device)),
+    "index_add": lambda a, b: a.index_add(0, torch.zeros(2, dtype=torch.long, device=a.device), a),
+    "indices": lambda a, b: a[torch.zeros(5, dtype=torch.long, device=a.device)],
+    "singular vectors": lambda a, b: torch.linalg.svd(torch.zeros(3, 5, 4, device=a.device)),
+    "triu": lambda a, b: a.triu(),
+    "pooling of channels last": lambda a, b: torch.nn.functional.max_pool2d(
+        torch.zeros(2, 3, 8, 8, device=a.device).to(memory_format=torch.channels_last), 3, 2, 1
+    ),
+    "mean pooling": lambda a, b: torch.nn.functional.avg_pool2d(torch.zeros(2, 3, 8, 8, device=a.device), 2),
+    "bilinear upsampling of channels last": lambda a, b: torch.nn.functional.interpolate(
+        torch.zeros(2, 3, 4, 4, device=a.device).to(memory_format=torch.channels_last), scale_factor=2, mode="bilinear"
+    ),
     "view_as_complex": lambda a, b: torch.view_as_complex(a.view(2, 3, 2, 2)).conj(),
 }
 
@@ -57,15 +87,19 @@ def test_outputs_are_those_of_a_real_run(call):
         assert described(call, virtual.device) == expected
 
 
-def test_views_and_pointwise_operators_are_run_by_torchs_kernels(monkeypatch):
+def test_views_pointwise_and_structured_operators_are_run_by_torchs_kernels(monkeypatch):
     asked = []
     run = meta_kernels.run
     monkeypatch.setattr(meta_kernels, "run", lambda func, *rest: asked.append((func, run(func, *rest))) or asked[-1][1])
     with virtual_cpu() as virtual:
         x = torch.zeros(2, 37, 11, device=virtual.device)
         x.view(74, 11).mul(x.view(74, 11)).uniform_()
+        x.view(74, 11).cumsum(0).sum(0).half()
     handled = {str(func): out for func, out in asked if isinstance(out, Tensor)}
-    assert handled.keys() == {"aten.view.default", "aten.mul.Tensor", "aten.uniform_.default"}
+    assert handled.keys() == {
+        "aten.view.default", "aten.mul.Tensor", "aten.uniform_.default", "aten.cumsum.default", "aten.sum.dim_IntList",
+        "aten._to_copy.default",
+    }  # fmt: skip
 
 
 def test_shapes_that_do_not_broadcast_are_refused():

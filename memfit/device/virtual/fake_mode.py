@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.virtual import grouped_products, meta_kernels
+from memfit.device.virtual import grouped_products, meta_kernels, norm_shapes
 from memfit.device.virtual.assumptions import Assumptions
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.call_keys import call_key, is_lazy, lazy_operators
@@ -201,18 +201,24 @@ class VirtualMode(FakeTensorMode):
         """The outputs of a call that nothing is remembered of."""
         if func in _CLASSES_AT:
             args = self._with_wide_classes(args, _CLASSES_AT[func])
+            tensors = [value for value in args if isinstance(value, FakeTensor)]
         with self:
             product = grouped_products.run(func, args, kwargs)
         if product is not NOT_HANDLED:
             return product
-        result = meta_kernels.run(func, args, kwargs, tensors)
+        result = norm_shapes.run(func, args, tensors) if not kwargs else NOT_HANDLED
+        if result is NOT_HANDLED:
+            result = meta_kernels.run(func, args, kwargs, tensors)
         if result is NOT_HANDLED and _is_of_a_library(func):
             return self._run_of_a_library(func, types, args, kwargs)
         if result is NOT_HANDLED:
-            out: Any = fake_outputs(self, func, types, args, kwargs)
-            return self._of_full_size(out, args) if func in _LOSSES_OF_FULL_SIZE and out.dim() == 0 else out
-        device = tensors[0].fake_device
-        return tree_map(lambda value: self.new(value, device) if type(value) is Tensor else value, result)
+            result = fake_outputs(self, func, types, args, kwargs)
+        else:
+            device = tensors[0].fake_device
+            result = tree_map(lambda value: self.new(value, device) if type(value) is Tensor else value, result)
+        if func in _LOSSES_OF_FULL_SIZE and result.dim() == 0:
+            return self._of_full_size(result, args)
+        return result
 
     def _run_of_a_library(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The outputs of an operator whose shapes come from a library's code.

@@ -1,8 +1,11 @@
-"""Views and pointwise operators by torch's own kernels for meta tensors, and operators that only write.
+"""Views, pointwise and structured operators by torch's own kernels for meta tensors, and operators that only write.
 
 FakeTensorMode decomposes many of these in Python, for the sake of symbolic shapes, at up to fifty times the cost, and
 with other strides of dimensions of one than a real run has. A trace has no symbols. What it has, devices, is plain
 where every tensor of a call lies on the same one.
+
+A structured operator (``structured_delegate`` in native_functions.yaml) computes its outputs' shapes by the same code
+for every device.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ from torch import Tensor
 from memfit.device.virtual.data_dependent import NOT_HANDLED
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, OpOverload, has_computed_kernel, has_kernel
 from memfit.torch_compat.attributes import schema_of
+from memfit.torch_compat.tracing import python_shape_functions
 
 _META = torch.device("meta")
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
+_STRUCTURED = "CompositeExplicitAutogradNonFunctional"
+_TO_COPY = torch.ops.aten._to_copy.default
 _CHANGES_ITS_SHAPE = frozenset(
     {torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 )  # fmt: skip
@@ -26,11 +32,12 @@ _CHANGES_ITS_SHAPE = frozenset(
 
 @cache
 def suits(func: Any) -> bool:
-    """Whether an operator is a view, pointwise, or one that writes to its first argument, and torch has its kernel."""
+    """Whether an operator is a view, pointwise, structured, a copy of another type, or one that writes to its first
+    argument, and torch has its kernel."""
     if not isinstance(func, OpOverload) or func.namespace != "aten" or _CHANGES_ITS_SHAPE & set(func.tags):
         return False
-    if not (func.is_view or torch.Tag.pointwise in func.tags or _fills(func)):
-        return False
+    if not (func.is_view or torch.Tag.pointwise in func.tags or _fills(func) or _is_structured(func)):
+        return func is _TO_COPY
     return bool(has_computed_kernel(func.name(), "Meta"))
 
 
@@ -43,6 +50,16 @@ def only_writes(func: Any) -> bool:
         return False
     writes = any(each.alias_info is not None and each.alias_info.is_write for each in schema_of(func).arguments)
     return writes and not any(has_kernel(func.name(), key) for key in ("Meta", *_COMPOSITE))
+
+
+def _is_structured(func: Any) -> bool:
+    """Whether it is structured, and gives new tensors: such an operator alone has a kernel under this key.
+
+    Not where torch has a function in Python for its shapes: that may ask for the device, which a meta tensor hides.
+    """
+    if func in python_shape_functions or any(each.alias_info is not None for each in schema_of(func).arguments):
+        return False
+    return bool(has_kernel(func.name(), _STRUCTURED))
 
 
 def _fills(func: Any) -> bool:
