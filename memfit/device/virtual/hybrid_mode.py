@@ -231,13 +231,20 @@ def real_parameters() -> Iterator[None]:
 def fake_parameters(
     mode: HybridMode, made: Callable[[FakeTensor, Tensor], None] = lambda tensor, real: None
 ) -> Iterator[None]:
-    """A context in which ``nn.Parameter`` of a real CPU tensor is fake: a net costs host memory for one tensor at a
-    time.
+    """A context in which ``nn.Parameter`` of a real CPU tensor is fake, and stays so where the script sets its
+    ``data`` to another: a net costs host memory for one tensor at a time.
 
     Args:
         made: called with what stands for the parameter's storage, and with the real tensor that has it.
     """
-    make = nn.Parameter.__new__
+    make: Any = nn.Parameter.__new__
+    data_of: Any = Tensor.data
+
+    def set_data(tensor: Any, data: Any) -> None:
+        if type(data) in _PLAIN and data.device.type == "cpu" and tensor.fake_device.type == "cpu":
+            real, data = data, mode.fake_like(data)
+            made(data, real)
+        data_of.__set__(tensor, data)
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         if not _keeps_real and type(data) in _PLAIN and data.device.type == "cpu":
@@ -245,5 +252,8 @@ def fake_parameters(
             made(data, real)
         return make(cls, data, requires_grad)
 
-    with replaced(nn.Parameter, __new__=staticmethod(new)):
+    with (
+        replaced(nn.Parameter, __new__=staticmethod(new)),
+        replaced(FakeTensor, data=property(data_of.__get__, set_data)),
+    ):
         yield
