@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from memfit.nested_tensors import tensors_in
 
 _aten = torch.ops.aten
 PRODUCTS = frozenset(
@@ -18,13 +21,38 @@ PRODUCTS = frozenset(
 """Operators that multiply data by weights, or look weights up: an average of weights or their norm needs none."""
 
 
-def multiplies_data(args: Any, number_of: Callable[[Tensor], int | None], weights: Collection[int]) -> bool:
-    """Whether one of PRODUCTS takes a weight, and a tensor that is none.
+@dataclass(kw_only=True)
+class FunctionCalls:
+    """Sees which products are forwards: those of a trained weight and data.
 
-    Args:
+    What was made of weights alone, as the update of an adapter that is merged (``scale * B @ A``), is no data.
+
+    Attributes:
         number_of: returns the number of a tensor's storage.
-        weights: the numbers of those of the trained weights.
     """
-    parts = (part for argument in args for part in (argument if isinstance(argument, list | tuple) else (argument,)))
-    are_weights = {number_of(part) in weights for part in parts if isinstance(part, Tensor)}
-    return are_weights == {True, False}
+
+    number_of: Callable[[Tensor], int | None]
+    _made_of_weights: set[int] = field(default_factory=set)
+
+    def multiplies_data(self, func: Any, args: Any, weights: Set[int]) -> bool:
+        """Whether the operator is one of PRODUCTS, and takes a trained weight and data.
+
+        Args:
+            weights: the numbers of the storages of trained weights.
+        """
+        if func not in PRODUCTS:
+            return False
+        given = list(tensors_in(args))
+        trained = any(self.number_of(part) in weights for part in given)
+        return trained and not all(self._is_of_weights(part, weights) for part in given)
+
+    def made(self, args: Any, result: Any, weights: Set[int]) -> None:
+        """Notes the result of an operator, where nothing but weights went into it."""
+        given = list(tensors_in(args)) if weights else []
+        if given and all(self._is_of_weights(part, weights) for part in given):
+            numbers = (self.number_of(made) for made in tensors_in(result))
+            self._made_of_weights.update(number for number in numbers if number is not None)
+
+    def _is_of_weights(self, tensor: Tensor, weights: Set[int]) -> bool:
+        number = self.number_of(tensor)
+        return isinstance(tensor, nn.Parameter) or number in weights or number in self._made_of_weights

@@ -15,7 +15,7 @@ from memfit.device.virtual.data_dependent import PUTS, asks_data, fills_by_mask
 from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
 from memfit.device.virtual.packed_sequences import packed
 from memfit.device.virtual.virtual_device import Virtual
-from memfit.script.function_calls import PRODUCTS, multiplies_data
+from memfit.script.function_calls import FunctionCalls
 from memfit.script.random_draws import RandomDraws
 from memfit.script.source_lines import NOWHERE, Line, SourceLines
 from memfit.script.weight_averages import WeightAverages
@@ -64,6 +64,7 @@ class ScriptTracer(Tracer):
         self.watch: Any = None
         """The StepWatch that is notified of modules."""
         self._line = NOWHERE
+        self._function_calls = FunctionCalls(number_of=self.recorded_number)
         self.averages = WeightAverages(number_of=self.recorded_number)
         self.is_paused = False
 
@@ -124,7 +125,7 @@ class ScriptTracer(Tracer):
                 return answered
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self.part == "between":
-            self.watch.by_hand.see(func, args, len(self.kind))
+            self._note_between(func, args, out)
         self.watch.after_operator()
         if (func in _BELOW and args[1] == math.inf) or (func in _ABOVE and args[1] == -math.inf):
             out.__dict__[HOLDS_IF_FINITE] = True
@@ -150,15 +151,20 @@ class ScriptTracer(Tracer):
             self._see_call(kind, func, args, kwargs, out, node)
             self.call_memory.note(kind, func, args, kwargs, node)
         if self.part == "between":
-            self.watch.by_hand.see(func, args, len(self.kind))
+            self._note_between(func, args, out)
         self.watch.after_operator()
         return out
 
     def _note_function(self, func: Any, args: Any) -> None:
         """Notes the forward of a net that is a function of trained weights."""
         watch = self.watch
-        if func in PRODUCTS and not watch.depth and multiplies_data(args, self.recorded_number, watch.trained_storages):
+        if not watch.depth and self._function_calls.multiplies_data(func, args, watch.trained_storages):
             watch.function_called()
+
+    def _note_between(self, func: Any, args: Any, out: Any) -> None:
+        """Notes an operator outside of forwards with gradients, backwards and steps of an optimizer."""
+        self.watch.by_hand.see(func, args, len(self.kind))
+        self._function_calls.made(args, out, self.watch.trained_storages)
 
     def _from_content(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operator whose size depends on known data, on the card; None if the data is not known."""

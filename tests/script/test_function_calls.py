@@ -54,6 +54,20 @@ def test_averages_and_norms_of_weights_are_no_validation(tmp_path: Path) -> None
     assert NO_VALIDATION in outcome.not_seen
 
 
+MERGE = """
+frozen = torch.nn.Parameter(torch.randn(192, 256, device=device), requires_grad=False)
+with torch.no_grad():
+    merged = {"product": (2 * C.t()) @ C, "through": frozen.t() @ (W1 * 2)}
+torch.save(merged, 'merged.pt')
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx4090"])
+def test_weights_that_are_merged_before_they_are_saved_are_no_validation(tmp_path: Path, device: str) -> None:
+    outcome = trace(tmp_path, f"{SCRIPT}torch.save(W1, 'W1.pt'){MERGE}", device)
+    assert outcome.peak_bytes.keys() == {"train", "save"}
+
+
 def test_what_is_loaded_after_the_last_save_is_no_training(tmp_path: Path) -> None:
     text = f"{SCRIPT}torch.save(W1, 'W1.pt')\nlarge = torch.ones(64, 1024, 1024, device=device)\n"
     outcome = trace(tmp_path, text, "rtx4090")
