@@ -5,6 +5,7 @@ blocks do not count. The garbage collector rests, as in a trace.
 """
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -42,6 +43,7 @@ class Phases(TorchDispatchMode):
         super().__init__()
         self._events = events
         self._trained: set[int] = set()
+        self._trained_shapes: set[tuple[torch.Size, ...]] = set()
         self._depth = 0
         self._phase = ""
         self._marks = False
@@ -65,8 +67,13 @@ class Phases(TorchDispatchMode):
             pass
         self._marks = False
 
-    def step_begins(self, optimizer: Optimizer, *rest: Any) -> None:
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """The setup ends with the last optimizer; what a script fetches after it belongs to the first step."""
         self._trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not self._phase:
+            self.mark(_LAST)
+
+    def step_begins(self, optimizer: Optimizer, *rest: Any) -> None:
         self.mark(_BEGIN + "train")
 
     def step_ended(self, *rest: Any) -> None:
@@ -78,8 +85,9 @@ class Phases(TorchDispatchMode):
         if self._depth == 0 and torch._C._current_autograd_node() is None:
             if torch.is_grad_enabled():
                 if any(p.requires_grad for p in module.parameters()):
+                    self._trained_shapes.add(shapes_of(module))
                     self.mark(_BEGIN + "train")
-            elif any(id(p) in self._trained for p in module.parameters()):
+            elif any(id(p) in self._trained for p in module.parameters()) or shapes_of(module) in self._trained_shapes:
                 self.mark(_BEGIN + "validate")
         self._depth += 1
 
@@ -104,6 +112,11 @@ class Phases(TorchDispatchMode):
         return call
 
 
+def shapes_of(module: nn.Module) -> tuple[torch.Size, ...]:
+    """What an average of a net's weights, or another copy, has as well."""
+    return tuple(parameter.shape for parameter in module.parameters())
+
+
 def is_compiled_now() -> bool:
     """Whether torch.compile traces a graph: other modes than ``Phases`` are active."""
     return any(not isinstance(mode, Phases) for mode in _get_current_dispatch_mode_stack())
@@ -121,6 +134,15 @@ def without_modes(run_backward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def noting(make: Callable[..., None], made: Callable[[Optimizer], None]) -> Callable[..., None]:
+    @functools.wraps(make)
+    def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        make(optimizer, *args, **kwargs)
+        made(optimizer)
+
+    return init
+
+
 def spans(
     marks: Sequence[tuple[int, int, str]], end: int, allocations: Sequence[int]
 ) -> list[tuple[int, int, str]]:  # fmt: skip
@@ -130,7 +152,7 @@ def spans(
         if name == _LAST:
             last = at
         elif name.removeprefix(_BEGIN) != phase:
-            ended = last if phase != "setup" else at
+            ended = last or at  # a setup without an optimizer has no end
             edge = min(next((time for time in allocations if time >= ended), at), at)
             answer.append((start, edge - 1, phase))
             phase, start = name.removeprefix(_BEGIN), edge
@@ -148,6 +170,7 @@ def main() -> None:
         phases = Phases(events)
         torch.save = phases.around(lambda *args, **kwargs: None, "save")
         torch.autograd._engine_run_backward = phases.around(without_modes(torch.autograd._engine_run_backward), "train")
+        Optimizer.__init__ = noting(Optimizer.__init__, phases.optimizer_made)
         register_optimizer_step_pre_hook(phases.step_begins)
         register_optimizer_step_post_hook(phases.step_ended)
         register_module_forward_pre_hook(phases.enter)

@@ -22,7 +22,8 @@ SCRIPTS = [
     "reentrant_checkpoint.py no", "step_in_backward.py", "shared_sampling.py", "varying_shapes.py",
     "conv_batch_norm.py", "feature_matching.py", "lip_sync.py", "encoder_evaluation.py", "func_transforms.py",
     "shuffled_lengths.py", "tiled_head.py", "tensor_subclass.py", "masked_writes.py", "selective_scan.py",
-    "hand_written_updates.py", "hugging_face_trainer.py cpu", "sparse_gradients.py bag", "sparse_gradients.py adagrad",
+    "hand_written_updates.py", "averaged_weights.py", "hugging_face_trainer.py cpu",
+    "sparse_gradients.py bag", "sparse_gradients.py adagrad",
     "sparse_gradients.py sgd", "sparse_gradients.py adam", "experts.py nonzero", "experts.py index",
     "experts.py masked_select", "experts.py any", "experts.py one_hot", "experts.py scatter", "experts.py checkpoint",
 ]  # fmt: skip
@@ -53,8 +54,6 @@ def test_the_trace_of_a_script_has_the_bytes_of_its_real_run(script: str, tmp_pa
     really = json.loads(Path("real.json").read_text())
     if "validate" not in traced and "validate" in really:  # a forward without gradients in each window is training
         really["train"] = max(really["train"], really.pop("validate"))
-    compared = traced.keys() - {"setup"}
-    assert compared == really.keys() - {"setup"}
-    assert {name: traced[name] for name in compared} == pytest.approx(
-        {name: really[name] for name in compared}, rel=BOUND
-    )
+    if "setup" not in traced:  # without an optimizer of torch, all is training
+        really["train"] = max(really["train"], really.pop("setup"))
+    assert traced == pytest.approx(really, rel=BOUND)
