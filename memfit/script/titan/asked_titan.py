@@ -163,7 +163,7 @@ class AskedTitan(AskedJob):
         outcome = trace_script(self.request(rank, shape, device))
         if outcome.error is not None:
             hint = outcome.error.hint.partition(_STUB)[0]
-            raise InputError(self.name, outcome.error.summary, hint or _what_to_write(outcome.error.summary))
+            raise InputError(self.name, outcome.error.summary, _what_to_write(outcome.error.summary, hint))
         if outcome.trace is None or outcome.windows < _STEPS:
             write = "write more steps (--set training.steps=10)"
             raise InputError(self.name, f"it was not traced to two complete steps ({outcome.ended})", write)
@@ -201,13 +201,17 @@ class AskedTitan(AskedJob):
         raise InputError(self.name, "a configuration of torchtitan has no such question", "write a job (docs/job.md)")
 
 
-def _what_to_write(summary: str) -> str:
-    """What a person does about an error of torchtitan: kernels of MXFP8 and NVFP4 are Triton's, or other packages'."""
+def _what_to_write(summary: str, hint: str) -> str:
+    """What a person does about an error of torchtitan: kernels of MXFP8 and NVFP4 are Triton's, or other packages'.
+
+    Args:
+        hint: what a trace of any script says of the error; it counts where nothing is known of torchtitan's.
+    """
     if "triton" in summary.lower() and not is_installed("triton"):
         return "install triton, whose kernels these layers start"
     if _SELECTIVE in summary:
         return "write --set activation_checkpoint=full or none, since this schedule goes backward through a layer twice"
-    return "install what it names" if "install" in summary else "change the settings that it names"
+    return hint or ("install what it names" if "install" in summary else "change the settings that it names")
 
 
 _STUB = ", or write --stub"
