@@ -299,10 +299,15 @@ def _is_ours(frame: FrameType) -> bool:
     return name.partition(".")[0] == "memfit" and not name.startswith("memfit.job")
 
 
+LIBRARY_FOLDERS = tuple(
+    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+"""What the paths of the standard library's files and of installed ones begin with."""
+
+
 def is_library(file: str) -> bool:
     """Whether a file is of the standard library, installed, or compiled (then its source is not there)."""
-    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return file.startswith(tuple(folders)) or not Path(file).is_file()
+    return file.startswith(LIBRARY_FOLDERS) or not Path(file).is_file()
 
 
 def _is_built_in(frame: FrameType) -> bool:

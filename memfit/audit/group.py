@@ -13,7 +13,6 @@ import io
 import os
 import random
 import sys
-import sysconfig
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -22,6 +21,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from memfit.errors import LIBRARY_FOLDERS
 
 TORCH_SEED = torch.random.default_generator.initial_seed()
 """The seed that every process starts with unless it is set: torch's own, the same on all ranks."""
@@ -84,13 +85,10 @@ class CardQuestions:
             yield
 
     def _answer(self) -> bool:
-        if sys._getframe(1).f_code.co_filename.startswith(_LIBRARIES):
+        if sys._getframe(1).f_code.co_filename.startswith(LIBRARY_FOLDERS):
             return self._available()
         self.asked = True
         return self._says_yes or self._available()
-
-
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback
@@ -17,7 +18,7 @@ from memfit.script.outcome import ScriptError
 if TYPE_CHECKING:
     from memfit.script.tracer import ScriptTracer
 
-_MEMFIT = str(Path(__file__).parents[1])
+_MEMFIT = f"{Path(__file__).parents[1]}{os.sep}"
 _NO_RULE = re.compile(r"(?:Could not run|does not support|no fake impl|has no kernel|NYI:?)\D*?'?([a-z_]+(?:::|\.)\w+)")
 _NO_SHAPES = re.compile(r"([a-z_]+::\w+): attempted to run this operator with Meta tensors")
 """In an error before the last one: torch then tries the operator on real tensors, and fails by another operator."""

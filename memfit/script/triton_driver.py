@@ -71,7 +71,7 @@ def do_bench(
 ) -> Any:
     """``triton.testing.do_bench``: runs a function twice beside its buffer; it takes a millisecond."""
     kernel()
-    cache = torch.empty(CACHE_BYTES // 4, dtype=torch.int, device="cuda")
+    cache = Driver().get_empty_cache_for_benchmark()
     kernel()
     del cache
     if quantiles is not None:
