@@ -148,7 +148,7 @@ class ScriptTracer(Tracer):
             node = current_autograd_node()
             self._line = self.lines.here()
             kind = operator(func)
-            self._see_call(kind, func, args, kwargs, out, node)
+            self._see_call(kind, func, args, kwargs, out, node, None)
             self.call_memory.note(kind, func, args, kwargs, node)
         if self.part == "between":
             self._note_between(func, args, out)

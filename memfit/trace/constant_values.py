@@ -97,6 +97,15 @@ def know(tensor: Tensor, value: Tensor) -> None:
         tensor.__dict__[KNOWN] = _Content(value)
 
 
+def may_follow(func: Any, out: Any) -> bool:
+    """Whether ``follow`` may have something to do for a call of this operator with tensors of these sizes and types."""
+    part = _part(func)
+    if part.fills or part.puts or part.checks or part.receives or part.written:
+        return True
+    outs = out if isinstance(out, list | tuple) else (out,)
+    return all(isinstance(made, Tensor) and (not made.is_floating_point() or small(made)) for made in outs)
+
+
 def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Computes the content of an operator's outputs where all its inputs' is known; forgets what it overwrote.
 

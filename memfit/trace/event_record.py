@@ -13,6 +13,7 @@ from torch import Tensor
 from memfit.device.virtual import backend
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, FREE
+from memfit.torch_compat import FakeTensor
 from memfit.torch_compat.attributes import (
     inner_tensors,
     is_recorded_sparse,
@@ -113,7 +114,10 @@ class EventRecord:
         except NotImplementedError as error:
             raise without_storage(tensor) from error
         key = storage_id(storage)
-        if key in self._ids or tensor.device.type != self.device_type or is_zero_tensor(tensor):
+        if key in self._ids:
+            return False
+        device = tensor.fake_device if type(tensor) is FakeTensor else tensor.device
+        if device.type != self.device_type or is_zero_tensor(tensor):
             return False
         if len(self.kind) >= self._most_events:
             raise TooManyEventsError(self._most_events)
@@ -147,7 +151,11 @@ class EventRecord:
         others = self._shared.get(i)
         if others is None:
             del self._ids[self._keys.pop(i)]
-            self.event(FREE, i)
+            if self.live is not None:
+                self.live.free(i)
+            self.kind.append(FREE)
+            self.storage.append(i)
+            self.operator.append(max(len(self.op_rows) - 1, 0))
             return
         del self._ids[others.pop(ref if ref in others else None)]
         if others:

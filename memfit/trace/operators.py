@@ -18,6 +18,7 @@ from memfit.trace import autograd_formulas, linear_sums
 from memfit.trace.collectives import HOLDS, is_collective
 from memfit.trace.mask_operators import Follow, follows
 from memfit.trace.operand_types import is_checked
+from memfit.trace.sparse_tensors import MAY_BE_SPARSE
 
 _COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default})
 
@@ -31,6 +32,8 @@ class Operator:
     name: str
     is_intercepted: bool
     """Whether ``Virtual.intercept`` may have something to say about it outside of inference mode."""
+    may_be_sparse: bool
+    """Whether ``takes_sparse`` may say so of tensors where none was sparse before."""
     is_checked: bool
     """Whether its operands have types to be checked."""
     flops: Callable[..., int] | None
@@ -70,6 +73,7 @@ def operator(func: Any) -> Operator:
             func=func,
             name=str(func),
             is_intercepted=is_intercepted(func),
+            may_be_sparse=func in MAY_BE_SPARSE,
             is_checked=is_checked(func),
             flops=flop_registry.get(func.overloadpacket),
             writes=schema.is_mutable,

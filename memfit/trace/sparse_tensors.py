@@ -38,6 +38,8 @@ _CREATES = {
 """Operators that make a sparse tensor. Those of compressed layouts have no rule."""
 _BAG_BACKWARD = _aten._embedding_bag_backward.default
 _TO_COPY = _aten._to_copy.default
+MAY_BE_SPARSE = frozenset({*_CREATES, _BAG_BACKWARD, _TO_COPY})
+"""Operators that ``takes_sparse`` knows."""
 _IS_SPARSE = 9
 """Which argument of the backward of ``nn.EmbeddingBag`` says that its gradient is sparse."""
 _MEAN = 1

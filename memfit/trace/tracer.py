@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from memfit.device.virtual.data_dependent import NOT_HANDLED
+from memfit.device.virtual.fake_mode import Remembered
 from memfit.device.virtual.packed_sequences import unpacked_in_a_trace
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.virtual_device import Virtual
@@ -44,6 +45,7 @@ from memfit.trace.operators import Operator, operator, work
 from memfit.trace.products import products_without_zeros
 from memfit.trace.running_modules import RunningModules
 from memfit.trace.saved_numbers import NBYTES, SavedNumbers
+from memfit.trace.sparse_parts import seen_sparse
 from memfit.trace.sparse_tensors import NOT_SPARSE, answer_sparse, takes_sparse
 
 _DEVICE = torch.ops.prim.device.default
@@ -175,15 +177,15 @@ class Tracer(EventRecord, TorchDispatchMode):
         for kind_of_tensor in types:
             if kind_of_tensor not in _PLAIN and is_traceable_wrapper_subclass_type(kind_of_tensor):
                 return NotImplemented
-        kwargs = kwargs or {}
-        if takes_sparse(func, args):
+        kwargs, kind = kwargs or {}, None if self._is_quiet else operator(func)
+        if (kind is None or kind.may_be_sparse or seen_sparse) and takes_sparse(func, args):
             with self:
                 result = answer_sparse(self.virtual, func, args, kwargs)
             if result is not NOT_SPARSE:
                 return result
-        if self._is_quiet:
+        if kind is None:
             return func(*args, **kwargs)
-        kind, inference, node = operator(func), torch.is_inference_mode_enabled(), current_autograd_node()
+        inference, node = torch.is_inference_mode_enabled(), current_autograd_node()
         if kind.in_place is not None and writes_into_zeros(node, args[0]):
             func = kind.in_place
             kind = operator(func)
@@ -198,9 +200,7 @@ class Tracer(EventRecord, TorchDispatchMode):
         if inference and func.is_view and not args[0].is_inference():
             with outside_inference_mode():  # a view of an ordinary tensor is ordinary
                 return self._dispatched(func, types, args, kwargs)
-        if kind.is_checked:
-            check_operand_types(func, args)
-        numbers = self._saved_numbers
+        numbers, known = self._saved_numbers, None
         number = numbers.before(func, args, node) if numbers is not None else None
         of_linear = node is None and kind.is_of_linear
         if of_linear and self._linear_sums.is_in_place(func, args, kwargs, sys._getframe(1)):
@@ -212,7 +212,11 @@ class Tracer(EventRecord, TorchDispatchMode):
         elif func is _WAIT:
             out = args[0]
         else:
-            out = NOT_HANDLED if kind.is_intercepted else self.virtual.mode.remembered(func, args, kwargs)
+            out = NOT_HANDLED
+            if not kind.is_intercepted:
+                out, known = self.virtual.mode.remembered(func, args, kwargs)
+            if kind.is_checked and (known is None or not known.is_seen):
+                check_operand_types(func, args)
             if out is NOT_HANDLED:
                 out = func(*args, **kwargs)
         if of_linear:
@@ -223,16 +227,19 @@ class Tracer(EventRecord, TorchDispatchMode):
                 numbers.after(number, out)
         if kind.makes_zeros and node is not None:
             note_zeros(node, out)
-        constant_values.follow(func, args, kwargs, out)
+        if known is None or known.may_hold_content:
+            constant_values.follow(func, args, kwargs, out)
         if kind.follows_masks is not None:
             kind.follows_masks(func, args, out)
         row = len(self.op_rows)
         try:
-            self._see_call(kind, func, args, kwargs, out, node)
+            self._see_call(kind, func, args, kwargs, out, node, known)
         except BaseException:  # out of memory: a script may handle it, and what was made so far refers to this row
             if len(self.op_rows) == row:
                 self._note_operator(kind.name, node, 0, 0, func, args, kwargs)
             raise
+        if known is not None and not known.is_seen:
+            known.is_seen, known.may_hold_content = True, constant_values.may_follow(func, out)
         if kind.holds:
             for tensor, category in collectives.held(func, args, kwargs):
                 self.categorise(tensor, category)
@@ -241,8 +248,9 @@ class Tracer(EventRecord, TorchDispatchMode):
             self.net_kind.note(func, args)
         return out
 
-    def _see_call(self, kind: Operator, func: Any, args: Any, kwargs: Any, out: Any, node: Any) -> None:
-        moved = 0
+    def _see_call(
+        self, kind: Operator, func: Any, args: Any, kwargs: Any, out: Any, node: Any, known: Remembered | None
+    ) -> None:
         row = len(self.op_rows)
         outs = out if isinstance(out, tuple | list) else (out,)
         passes = self.call_memory.passes(func, args) if kind.searches else []
@@ -254,12 +262,10 @@ class Tracer(EventRecord, TorchDispatchMode):
                     self.call_memory.run_pass(*passes[index], row)
                 if node is not None:
                     made_in(node, value)
-                moved += value.numel() * value.itemsize
             elif isinstance(value, tuple | list):
                 for each in value:
                     if isinstance(each, Tensor):
                         seen |= self.see(each, row)
-                        moved += each.numel() * each.itemsize
         link = self._crosses(func, args, outs[0]) if kind.copies else None
         if link:
             self._note_operator(link, node, 0, outs[0].numel() * outs[0].itemsize, func, args, kwargs)
@@ -267,17 +273,15 @@ class Tracer(EventRecord, TorchDispatchMode):
         name = collectives.collective_name(func, args, kwargs, self.layer_groups) if kind.joins else ""
         if not (seen or kind.flops or kind.writes or OVER in name):
             return
-        for value in args:
-            if isinstance(value, Tensor):
-                moved += value.numel() * value.itemsize
-            elif isinstance(value, tuple | list):
-                moved += sum(each.numel() * each.itemsize for each in value if isinstance(each, Tensor))
         if kind.writes and self.part == "forward":
             self._see_overwritten(args[0] if args else None)
-        done = work(kind.flops, args, kwargs, out) if kind.flops else 0
+        if known is None:
+            cost = _cost(kind, args, kwargs, out)
+        else:
+            known.cost = cost = known.cost or _cost(kind, args, kwargs, out)
         if kind.writes and self.device_type != "cpu" and _is_on_cpu(args[0] if args else None):
             name = ON_HOST + kind.name
-        self._note_operator(name or kind.name, node, done, moved, func, args, kwargs)
+        self._note_operator(name or kind.name, node, *cost, func, args, kwargs)
 
     def _note_operator(
         self, name: str, node: Any, work: int, moved: int, func: Any, args: Any, kwargs: Any
@@ -305,6 +309,17 @@ class Tracer(EventRecord, TorchDispatchMode):
         i = self.new_storage(NBYTES, "activations", self.last_row)
         self.event(ALLOCATE, i)
         return i
+
+
+def _cost(kind: Operator, args: Any, kwargs: Any, out: Any) -> tuple[int, int]:
+    """Floating point operations of a call, and the bytes that it reads and writes."""
+    moved = 0
+    for value in (*args, *(out if isinstance(out, tuple | list) else (out,))):
+        if isinstance(value, Tensor):
+            moved += value.numel() * value.itemsize
+        elif isinstance(value, tuple | list):
+            moved += sum(each.numel() * each.itemsize for each in value if isinstance(each, Tensor))
+    return work(kind.flops, args, kwargs, out) if kind.flops else 0, moved
 
 
 def _is_on_cpu(target: Any) -> bool:

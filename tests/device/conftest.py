@@ -17,7 +17,7 @@ def gpu():
 @pytest.fixture
 def no_memory(monkeypatch):
     """Outputs' shapes that were learnt before are forgotten, and what is learnt is forgotten after."""
-    monkeypatch.setattr(fake_mode, "_makers", {})
+    monkeypatch.setattr(fake_mode, "_calls", {})
 
 
 @pytest.fixture

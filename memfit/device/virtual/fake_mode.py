@@ -7,6 +7,7 @@ keeps to what a training step does often (plain strided tensors, no symbols) and
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -54,9 +55,23 @@ _UNLEARNABLE_TAGS = frozenset(
 Make = Callable[["VirtualMode", list[FakeTensor]], Any]
 """Makes an operator's output from the tensors among its arguments."""
 
-_makers: dict[tuple[Any, ...], Make] = {}
+
+@dataclass(kw_only=True, eq=False, slots=True)
+class Remembered:
+    """A call that ran before, whose outputs depend on what is known of its arguments."""
+
+    make: Make
+    cost: tuple[int, int] | None = None
+    """Its floating point operations and the bytes that it reads and writes, once they were counted."""
+    is_seen: bool = False
+    """Whether a tracer has seen it, and checked the types of its operands."""
+    may_hold_content: bool = True
+    """Whether the content of its outputs may be known, once a tracer has seen it."""
+
+
+_calls: dict[tuple[Any, ...], Remembered] = {}
 _remembered: dict[int, Any] = {}
-"""The operators in the keys of ``_makers`` by their ids, which stay theirs as long as they are here. An operator's own
+"""The operators in the keys of ``_calls`` by their ids, which stay theirs as long as they are here. An operator's own
 hash is computed in Python."""
 
 
@@ -163,9 +178,9 @@ class VirtualMode(FakeTensorMode):
             if isinstance(out, Tensor) and is_lazy(out):
                 lazy_operators.add(func)
             return out
-        make = _makers.get(key)
-        if make is not None:
-            return make(self, tensors)
+        known = _calls.get(key)
+        if known is not None:
+            return known.make(self, tensors)
         out = self._run(func, types, args, kwargs, tensors)
         layout = layout_of(func, args, on_cpu=not self.on_gpu)
         if layout is not None:
@@ -174,7 +189,7 @@ class VirtualMode(FakeTensorMode):
             out = cuda_outputs(func, args, out)
         make = self._learn(func, tensors, out)
         if make is not None:
-            _makers[key], _remembered[id(func)] = make, func
+            _calls[key], _remembered[id(func)] = Remembered(make=make), func
         return out
 
     def _without_subclasses(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -255,18 +270,18 @@ class VirtualMode(FakeTensorMode):
             storage = torch.empty(elements, dtype=loss.dtype, device=_META)
             return self.new(storage.as_strided((), ()), loss.fake_device)
 
-    def remembered(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def remembered(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Remembered | None]:
         """What an operator gives that was run before, without another dispatch; else NOT_HANDLED.
 
         Not for one that asks data: its answer is none to be remembered.
         """
         tensors: list[FakeTensor] = []
         key = call_key(func, args, kwargs, tensors)
-        make = _makers.get(key) if key is not None else None
-        if make is None:
-            return NOT_HANDLED
+        known = _calls.get(key) if key is not None else None
+        if known is None:
+            return NOT_HANDLED, None
         with DisableTorchDispatch():
-            return make(self, tensors)
+            return known.make(self, tensors), known
 
     def _constant(self, real: Tensor) -> FakeTensor:
         """A fake tensor that knows its content: what ``torch.tensor`` was given. Views of that are views of it."""
