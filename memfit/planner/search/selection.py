@@ -65,32 +65,28 @@ class Problem:
 
 
 def problem_of(layout: Layout, keep: Observation, ways: list[list[CheckpointOption]]) -> Problem:
-    """The rows of every moment that may be the highest."""
-    turns = keep.kept.shape[0]
-    units = [np.flatnonzero(layout.block_of == index) for index in range(len(layout.blocks))]
-    base: list[float] = []
-    rows: list[list[np.ndarray]] = []
-    for turn in range(turns):
-        for index in range(2):
-            for own, some in enumerate(ways):
-                if not keep.block_peak[turn, index, own]:
-                    continue
-                alive = keep.block_alive[turn, index, own]
-                row = [_alive_bytes(alive, units[b], ways[b], turn) for b in range(len(ways))]
-                row[own] = np.array([way.peak[turn, index] for way in some]) - keep.resident
-                base.append(keep.resident)
-                rows.append(row)
-    for place in keep.gaps:
-        base.append(place.rest)
-        rows.append([_alive_bytes(place.alive, units[b], ways[b], place.turn) for b in range(len(ways))])
-    return _without_idle_rows(
-        Problem(
-            ways=ways,
-            base=np.array(base),
-            bytes=[np.stack([row[b] for row in rows]) for b in range(len(ways))],
-            resident=keep.resident,
-        )
-    )
+    """The rows of every moment that may be the highest: own peaks of blocks, and moments between them."""
+    turns, _, blocks = keep.block_peak.shape
+    own = [
+        (turn, index, block)
+        for turn in range(turns)
+        for index in range(2)
+        for block in range(blocks)
+        if keep.block_peak[turn, index, block]
+    ]
+    rests = [keep.resident] * len(own) + [place.rest for place in keep.gaps]
+    turn_of = np.array([turn for turn, _, _ in own] + [place.turn for place in keep.gaps])
+    alive = np.stack([keep.block_alive[place] for place in own] + [place.alive for place in keep.gaps])
+    parts = []
+    for block, some in enumerate(ways):
+        units = np.flatnonzero(layout.block_of == block)
+        kept = np.stack([way.kept for way in some])
+        part = np.einsum("ru,wru->rw", alive[:, units], kept[:, turn_of])
+        for row, (turn, index, at) in enumerate(own):
+            if at == block:
+                part[row] = [way.peak[turn, index] - keep.resident for way in some]
+        parts.append(part)
+    return _without_idle_rows(Problem(ways=ways, base=np.array(rests), bytes=parts, resident=keep.resident))
 
 
 def scaled(problem: Problem, factor: float, slower: float, fixed: float = 0.0) -> Problem:
@@ -197,10 +193,6 @@ def _limits(problem: Problem, budget: float) -> list[LinearConstraint]:
         matrix, above = np.hstack(problem.bytes) / UNIT, (budget - problem.base) / UNIT
         limits.append(LinearConstraint(csr_matrix(matrix[binding]), -np.inf, above[binding]))
     return limits
-
-
-def _alive_bytes(alive: np.ndarray, units: np.ndarray, ways: Sequence[CheckpointOption], turn: int) -> np.ndarray:
-    return np.array([float(alive[units] @ way.kept[turn]) for way in ways])
 
 
 def _one_each(counts: Sequence[int]) -> csr_matrix:
