@@ -183,16 +183,21 @@ def equal_tokens(mesh: MeshShape) -> str:
 def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtual, Tracer, TrainState]]:
     """The job set up on the virtual device, after its two windows."""
     with virtual_job(job, how) as (virtual, tracer, train_state):
-        with recompute(train_state.nets, how.checkpointing):
-            for is_first in (True, False):
-                with tracer.phase("train"):
-                    micro = synthetic_micro_batch(job, shape, virtual.device, tracer)
-                    repeated = [micro] * how.traced_micro_batches
-                    check_stepped(run_window(train_state, repeated, lambda part: mark(tracer, train_state, part)))
-                    categorise_state(tracer, train_state)
-                    if is_first:
-                        tracer.collect_cycles()
+        run_two_windows(train_state, tracer, shape, how)
         yield virtual, tracer, train_state
+
+
+def run_two_windows(train_state: TrainState, tracer: Tracer, shape: Shape, how: Tracing) -> None:
+    """The first two windows of a job that is set up: the first one makes the optimizers' state."""
+    with recompute(train_state.nets, how.checkpointing):
+        for is_first in (True, False):
+            with tracer.phase("train"):
+                micro = synthetic_micro_batch(train_state.job, shape, train_state.device, tracer)
+                repeated = [micro] * how.traced_micro_batches
+                check_stepped(run_window(train_state, repeated, lambda part: mark(tracer, train_state, part)))
+                categorise_state(tracer, train_state)
+                if is_first:
+                    tracer.collect_cycles()
 
 
 _Record = tuple[Trace, list[np.ndarray | None] | None, np.ndarray, list[Call]]
@@ -281,14 +286,12 @@ def _split(
     return first, twice, np.concatenate([base, earlier])
 
 
-def validate_under(
-    train_state: TrainState, shape: Shape, tracer: Tracer, policy: PhasePolicy, equal: set[Any] | None = None
-) -> None:
-    """Loops of the validation whose turns do the same run a few of them; ``equal`` as in ``repeats``."""
+def validate_under(train_state: TrainState, shape: Shape, tracer: Tracer, policy: PhasePolicy) -> None:
+    """Validation; loops whose turns do the same run a few of them."""
     asked = replace(train_state, job=with_settings(train_state.job, policy.settings))
     if policy.items is not None:
         shape = Shape(items=min(policy.items, shape.items), length=shape.length)
-    with replaced(asked.job, repeats=traced_repeats(tracer, set() if equal is None else equal)):
+    with replaced(asked.job, repeats=traced_repeats(tracer)):
         _validate_all(asked, shape, tracer)
 
 

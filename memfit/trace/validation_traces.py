@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from memfit.apply.phase_memory import phase_memory
+from memfit.apply.train_state import TrainState
 from memfit.events import Trace
 from memfit.job import Job, Shape
 from memfit.plan import PhasePolicy
 from memfit.trace.columns import as_trace
 from memfit.trace.operator_scratch import with_scratch
-from memfit.trace.step import Tracing, trace_job, traced_windows, validate_under
+from memfit.trace.step import Tracing, run_two_windows, trace_job, validate_under, virtual_job
 from memfit.trace.step_phases import save_once
-from memfit.trace.trace_splice import without_events
+from memfit.trace.trace_splice import Phase, without_events
+from memfit.trace.tracer import Tracer
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,54 +45,102 @@ class ValidationTrace:
         return sum(int(some.max()) - int(some.min()) + 1 for some in rows)
 
 
-def trace_policies(
-    job: Job, shape: Shape, how: Tracing, policies: Iterable[PhasePolicy | tuple[PhasePolicy, Shape]]
-) -> Generator[ValidationTrace, None, None]:
-    """What ``trace_job`` gives under one policy for validation after another, with the windows before them traced once.
+@dataclass(frozen=True, kw_only=True)
+class _Windows:
+    """What a tracer holds after the two windows: phases, and how many events, calls and plans of workspaces."""
 
-    Each policy is asked for when the one before it was given, and its trace does not depend on those between it and the
-    first. Those behind a policy that leaves other storages behind (state that was moved) are traced alone. Close it.
+    phases: tuple[Phase, ...]
+    events: int
+    calls: int
+    plans: frozenset[tuple[Any, ...]]
 
-    Args:
-        policies: each with the shape of the micro-batches that validation looks at, where that is another.
+
+class PolicyTraces:
+    """A job on the virtual device: its two windows, and validation under one policy after another behind them.
+
+    A trace does not depend on the policies that were traced before it. Made by ``open_policy_traces``.
     """
-    waiting = ((asked if isinstance(asked, tuple) else (asked, shape)) for asked in policies)
-    asked, equal, is_first = next(waiting, None), set[Any](), True
-    with traced_windows(job, shape, how) as (_, tracer, train_state):
-        windows, end, calls, plans = (
-            list(tracer.phases),
-            len(tracer.kind),
-            len(tracer.call_memory.calls),
-            set(tracer.call_memory.plans),
+
+    def __init__(
+        self, job: Job, how: Tracing, tracer: Tracer, train_state: TrainState, leave: Callable[[], None]
+    ) -> None:
+        self.job, self.how = job, how
+        self._tracer, self._train_state, self._leave = tracer, train_state, leave
+        self._windows: _Windows | None = None
+        """None before they have run, and once nothing can be traced behind them."""
+        self._has_failed = False
+
+    def run_windows(self, shape: Shape, how: Tracing) -> None:
+        """Runs the two windows.
+
+        Args:
+            how: as the job was set up, with micro-batches and checkpointing.
+        """
+        self.shape, self.how, tracer = shape, how, self._tracer
+        run_two_windows(self._train_state, tracer, shape, how)
+        self._windows = _Windows(
+            phases=tuple(tracer.phases),
+            events=len(tracer.kind),
+            calls=len(tracer.call_memory.calls),
+            plans=frozenset(tracer.call_memory.plans),
         )
-        while asked is not None:
-            policy, seen = asked
-            begin, call, count = len(tracer.kind), len(tracer.call_memory.calls), len(tracer.phases)
-            tracer.call_memory.plans, tracer.repeated = set(plans), []
-            first_row = len(tracer.op_rows)
-            if job.validates and policy.where == "here":
-                with tracer.phase("validate"), phase_memory(train_state, policy):
-                    validate_under(train_state, seen, tracer, policy, equal if is_first else set(equal))
-            rows = slice(first_row, len(tracer.op_rows))
-            with tracer.phase("save"), phase_memory(train_state, how.saving):
-                tracer.mark("save")
-                save_once(train_state)
-            policy_trace = without_events(as_trace(tracer), end, begin, (*windows, *tracer.phases[count:]))
-            if policy_trace is None:
-                break
-            shift = len(policy_trace.kind) - len(tracer.kind)
-            later = [(position + shift, row, key) for position, row, key in tracer.call_memory.calls[call:]]
-            turns = np.zeros(len(policy_trace.operator_name), np.int64)
-            turns[rows] = 1
-            for first, last, times in tracer.repeated:
-                turns[first:last] *= times
-            policy_trace = (
-                with_scratch(policy_trace, [*tracer.call_memory.calls[:calls], *later]) if how.scratch else policy_trace
-            )
-            yield ValidationTrace(policy=policy, trace=policy_trace, turns=turns)
-            asked, is_first = next(waiting, None), False
-    while asked is not None:
-        policy, seen = asked
-        trace = trace_job(job, seen, replace(how, validation=policy))
-        yield ValidationTrace(policy=policy, trace=trace, turns=None)
-        asked = next(waiting, None)
+
+    def trace(self, policy: PhasePolicy, seen: Shape | None = None) -> ValidationTrace:
+        """What ``trace_job`` gives under a policy.
+
+        Those from a policy on that leaves other storages behind (state that was moved) are traced alone.
+
+        Args:
+            seen: the shape of the micro-batches that validation looks at, where that is another.
+
+        Raises:
+            RuntimeError: a validation before this one raised.
+        """
+        if self._has_failed:
+            raise RuntimeError("nothing can be traced behind a validation that raised")
+        seen = seen or self.shape
+        if self._windows is not None:
+            self._has_failed = True
+            trace = self._behind(self._windows, policy, seen)
+            self._has_failed = False
+            if trace is not None:
+                return trace
+            self._windows = None
+            self._leave()
+        alone = trace_job(self.job, seen, replace(self.how, validation=policy))
+        return ValidationTrace(policy=policy, trace=alone, turns=None)
+
+    def _behind(self, windows: _Windows, policy: PhasePolicy, seen: Shape) -> ValidationTrace | None:
+        """None where it cannot be told from what other policies have left behind."""
+        tracer, train_state = self._tracer, self._train_state
+        begin, call, count = len(tracer.kind), len(tracer.call_memory.calls), len(tracer.phases)
+        tracer.call_memory.plans, tracer.repeated = set(windows.plans), []
+        first_row = len(tracer.op_rows)
+        if self.job.validates and policy.where == "here":
+            with tracer.phase("validate"), phase_memory(train_state, policy):
+                validate_under(train_state, seen, tracer, policy)
+        rows = slice(first_row, len(tracer.op_rows))
+        with tracer.phase("save"), phase_memory(train_state, self.how.saving):
+            tracer.mark("save")
+            save_once(train_state)
+        phases = (*windows.phases, *tracer.phases[count:])
+        trace = without_events(as_trace(tracer), windows.events, begin, phases)
+        if trace is None:
+            return None
+        shift = len(trace.kind) - len(tracer.kind)
+        later = [(position + shift, row, key) for position, row, key in tracer.call_memory.calls[call:]]
+        turns = np.zeros(len(trace.operator_name), np.int64)
+        turns[rows] = 1
+        for first, last, times in tracer.repeated:
+            turns[first:last] *= times
+        if self.how.scratch:
+            trace = with_scratch(trace, [*tracer.call_memory.calls[: windows.calls], *later])
+        return ValidationTrace(policy=policy, trace=trace, turns=turns)
+
+
+@contextmanager
+def open_policy_traces(job: Job, how: Tracing) -> Iterator[PolicyTraces]:
+    """Context with a job that is set up on the virtual device, before its windows."""
+    with ExitStack() as stack:
+        _, tracer, train_state = stack.enter_context(virtual_job(job, how))
+        yield PolicyTraces(job, how, tracer, train_state, stack.close)

@@ -1,4 +1,4 @@
-"""A second core for the search: the plan is that of one core, to the byte. Real forks, each in a process of its own,
+"""A second core for the search: the plan is that of one core, to the byte. Real forks, from processes of their own,
 since the first backward of a process forbids them.
 
 python -m pytest tests/planner/test_second_core.py
@@ -36,7 +36,7 @@ def test_a_plan_of_two_cores_is_that_of_one():
     code, alone, counts, _ = ask(1, "Small")
     assert (code, counts["forked"], counts["begun"], counts["full steps"]) == (0, 0, 0, 0)
     code, plan, counts, _ = ask(2, "Small")
-    assert (code, counts["forked"], counts["full steps"]) == (0, 1, 1)
+    assert (code, counts["forked"], counts["full steps"]) == (0, 2, 1)
     assert counts["begun"] == counts["taken"] == counts["equal"] >= 2
     assert plan == alone
     assert plan["checkpointing"]
@@ -55,14 +55,14 @@ def test_no_trace_is_taken_that_was_made_in_another_state(job):
 @pytest.mark.slow
 def test_a_copy_that_fails_leaves_all_traces_to_the_search():
     code, plan, counts, _ = ask(2, "Parted")
-    assert (code, counts["forked"], counts["taken"], counts["full steps"]) == (0, 1, 0, 0)
+    assert (code, counts["forked"], counts["taken"], counts["full steps"]) == (0, 2, 0, 0)
     assert plan == ask(1, "Parted")[1]
 
 
 @pytest.mark.slow
 def test_what_the_job_raises_in_the_copy_is_said_once():
     code, plan, counts, err = ask(2, "Refusing")
-    assert (code, plan, counts["forked"], counts["full steps"]) == (2, None, 1, 0)
+    assert (code, plan, counts["forked"], counts["full steps"]) == (2, None, 2, 0)
     assert err.count("\n") == 1
     assert "no validation of this job" in err
 
@@ -112,20 +112,20 @@ def test_a_copy_needs_leave_a_core_and_memory(monkeypatch, allowed, cores, avail
     monkeypatch.setattr(second_core, "available_cores", lambda: cores)
     monkeypatch.setattr(second_core, "available_bytes", lambda: available)
     if not allowed:
-        with second_core.open_second_core(Copied()) as core:
+        with second_core.open_second_core(Copied(), Copied()) as core:
             assert core is None
         return
     with second_core.second_core_allowed():
-        with second_core.open_second_core(Copied()) as core:
+        with second_core.open_second_core(Copied(), Copied()) as core:
             assert (core is not None) == forks
         if forks:
-            with second_core.open_second_core(Copied()) as core:
+            with second_core.open_second_core(Copied(), Copied()) as core:
                 assert core is None  # autograd's threads do not survive a second fork
 
 
-def test_no_trace_waits_behind_a_full_step():
+def test_no_trace_has_to_share_a_core_with_a_full_step():
     class Calls:
-        """Stands in for the copy's process; notes what it is asked for."""
+        """Stands in for both copies' processes; notes what they are asked for."""
 
         def __init__(self):
             self.methods = []
@@ -137,14 +137,16 @@ def test_no_trace_waits_behind_a_full_step():
             return call
 
     calls = Calls()
-    core, best = SecondCore(calls), object()
+    core, best = SecondCore(calls, calls), object()
+    core.set_up()
+    core.set_up()
     core.begin_trace((Shape(items=1), frozenset(), True, None))
     core.begin_full_step(best, None)
     core.begin_trace((Shape(items=2), frozenset(), True, None))
-    assert calls.methods == ["trace", "full_step"]
+    assert calls.methods == ["open", "open", "trace", "full_step"]
     assert core.full_step(best) is None
     core.begin_trace((Shape(items=2), frozenset(), True, None))
-    assert calls.methods == ["trace", "full_step", "trace"]
+    assert calls.methods == ["open", "open", "trace", "full_step", "trace"]
 
 
 def test_a_machine_without_another_process_is_searched_alone(monkeypatch):
@@ -153,5 +155,5 @@ def test_a_machine_without_another_process_is_searched_alone(monkeypatch):
 
     monkeypatch.setattr(second_core, "available_cores", lambda: 2)
     monkeypatch.setattr(second_core, "ForkedProcess", refuse)
-    with second_core.second_core_allowed(), second_core.open_second_core(Copied()) as core:
+    with second_core.second_core_allowed(), second_core.open_second_core(Copied(), Copied()) as core:
         assert core is None

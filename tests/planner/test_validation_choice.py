@@ -5,7 +5,6 @@ python -m pytest tests/planner/test_validation_choice.py
 
 import os
 import random
-from collections import deque
 from contextlib import closing
 from typing import ClassVar
 
@@ -19,7 +18,7 @@ from memfit.planner.options.validation_policies import other_policies
 from memfit.planner.search import second_core
 from memfit.planner.search.validation_choice import OtherPolicies, Validation
 from memfit.trace.step import Tracing
-from memfit.trace.validation_traces import trace_policies
+from memfit.trace.validation_traces import PolicyTraces, open_policy_traces
 from tests.planner.test_options import Deep
 
 CARD = find_device("rtx3090")
@@ -66,21 +65,35 @@ class Parted(Sliced):
         return super().validate(nets, batch)
 
 
-def outcomes(job, second_core, others=None):
-    """(what the policies come to, what the process itself traced)."""
-    how = Tracing(device=CARD, saving=PhasePolicy(), validation=PhasePolicy())
-    pending, traced_here = deque([PhasePolicy()]), []
+HOW = Tracing(device=CARD, saving=PhasePolicy(), validation=PhasePolicy())
+OTHERS = ["sliced decode", "sums", "smaller validation batch", "precision in validation"]
 
-    def asked():
-        while pending:
-            traced_here.append(pending.popleft())
-            yield traced_here[-1]
 
-    with closing(trace_policies(job, SHAPE, how, asked())) as traced:
-        operators = next(traced).operators
-        others = other_policies(job, PhasePolicy(), SHAPE.items, None) if others is None else others
-        assert list(others) == ["sliced decode", "sums", "smaller validation batch", "precision in validation"]
-        policies = OtherPolicies(job, pending, traced, CARD).outcomes(others, operators, second_core=second_core)
+def outcomes(job, second_core, *, begun=False):
+    """(what the policies come to, what the process itself traced).
+
+    Args:
+        begun: whether a copy begins before the first policy is traced.
+    """
+    traced_here, trace = [], PolicyTraces.trace
+    others = other_policies(job, PhasePolicy(), SHAPE.items, None)
+    assert list(others) == OTHERS
+
+    def noted(self, policy, seen=None):
+        traced_here.append(policy)
+        return trace(self, policy, seen)
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        open_policy_traces(job, HOW) as traces,
+        closing(OtherPolicies(job, traces, CARD)) as other,
+    ):
+        patch.setattr(PolicyTraces, "trace", noted)
+        traces.run_windows(SHAPE, HOW)
+        if begun:
+            other.begin(others)
+        operators = traces.trace(PhasePolicy()).operators
+        policies = other.outcomes(others, operators, second_core=second_core)
     return policies, len(traced_here) - 1
 
 
@@ -117,24 +130,50 @@ def test_a_copy_traces_half_of_them(results):
     assert (count, results) == (4, [])
     both, count = outcomes(Sliced(), second_core=True)
     assert count == 2
-    assert [list(result) for result in results] == [["sums", "precision in validation"]]
+    assert [result.policy.settings for result in results] == [{"sums": True}, {"precision": "bf16"}]
     assert without_rounding(both) == without_rounding(alone)
     assert list(both) == list(alone)
 
 
+def test_a_copy_begins_beside_the_first_policy(results):
+    alone, _ = outcomes(Sliced(), second_core=False)
+    both, count = outcomes(Sliced(), second_core=True, begun=True)
+    assert (count, len(results)) == (1, 3)
+    assert without_rounding(both) == without_rounding(alone)
+    assert list(both) == list(alone)
+
+
+def test_what_a_copy_began_for_another_policy_is_not_taken(results):
+    job = Sliced()
+    chosen = PhasePolicy(settings={"at_once": 1})
+    others = other_policies(job, chosen, SHAPE.items, None)
+    with open_policy_traces(job, HOW) as traces, closing(OtherPolicies(job, traces, CARD)) as other:
+        traces.run_windows(SHAPE, HOW)
+        other.begin(other_policies(job, PhasePolicy(), SHAPE.items, None))
+        traces.trace(PhasePolicy())
+        operators = traces.trace(chosen).operators
+        policies = other.outcomes(others, operators, second_core=True)
+    assert {name: outcome.policy for name, outcome in policies.items()} == others
+    assert len(results) == len(others) // 2
+
+
+@pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("refused", ["at_once", "sums", "precision"])
-def test_after_one_that_fails_none_is_known(refused):
-    alone, both = (outcomes(Refusing(refused=refused), second_core=core)[0] for core in (False, True))
+def test_after_one_that_fails_none_is_known(refused, begun):
+    alone, _ = outcomes(Refusing(refused=refused), second_core=False)
+    both, _ = outcomes(Refusing(refused=refused), second_core=True, begun=begun)
     assert without_rounding(both) == without_rounding(alone)
     unknown = sum(isinstance(outcome, str) for outcome in both.values())
     assert unknown == {"at_once": 4, "sums": 3, "precision": 1}[refused]
     assert f"not with {refused}" in list(both.values())[-1]
 
 
+@pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("job", [Drawn, Parted])
-def test_a_copy_that_fails_leaves_all_to_the_process(job, results):
-    both, count = outcomes(job(), second_core=True)
-    assert (count, results) == (4, [None])
+def test_a_copy_that_fails_leaves_all_to_the_process(job, results, begun):
+    both, count = outcomes(job(), second_core=True, begun=begun)
+    assert count == 4
+    assert results == [None] * (3 if begun else 2)
     assert without_rounding(both) == without_rounding(outcomes(job(), second_core=False)[0])
 
 
@@ -144,18 +183,4 @@ def test_nothing_is_said_of_one_that_neither_could_trace(results):
 
     with pytest.raises(NoResultError):
         outcomes(Both(), second_core=True)
-    assert results == [None]
-
-
-def test_a_validation_does_not_depend_on_those_traced_before_it():
-    job = Sliced()
-    others = other_policies(job, PhasePolicy(), SHAPE.items, None)
-    how = Tracing(device=CARD, saving=PhasePolicy(), validation=PhasePolicy())
-    sliced = PhasePolicy(settings={"at_once": 1})
-    summed = PhasePolicy(settings={"at_once": 1, "sums": True})
-    turns = []
-    for asked in ([PhasePolicy(), summed], [PhasePolicy(), sliced, summed]):
-        *_, last = trace_policies(job, SHAPE, how, asked)
-        turns.append(last.turns[last.turns > 0].tolist())
-    assert turns[0] == turns[1]
-    assert others["sliced decode"] == sliced
+    assert results == [None, None]

@@ -40,7 +40,7 @@ from memfit.planner.search.plan_reasons import (
     stage_reason,
     with_refusal,
 )
-from memfit.planner.search.second_core import CopiedJob, SecondCore, open_second_core
+from memfit.planner.search.second_core import CopiedFullStep, CopiedJob, SecondCore, open_second_core
 from memfit.planner.search.traced_job import TracedJob, open_traced_job
 from memfit.planner.suggestions.larger_memory import LargerMemory, next_step
 from memfit.planner.suggestions.smaller_settings import SmallerSetting
@@ -49,6 +49,7 @@ from memfit.planner.timing.mesh_time import MeshCommunication
 from memfit.planner.timing.time_error import with_time_error
 from memfit.planner.variable_length.length_check import EXPANDABLE, LengthCheck, check_lengths
 from memfit.trace.step import Tracing
+from memfit.trace.validation_traces import PolicyTraces, open_policy_traces
 from memfit.work_stages import begin_stage
 
 ROUNDS = 3
@@ -220,11 +221,13 @@ class EngineSearch:
         return self.how.shape_of(self.job, min(self.job.longest or 2, share))
 
     def _second_core(self, traced_job: TracedJob) -> AbstractContextManager[SecondCore | None]:
-        """One rank of a card can be traced by a copy of this process."""
+        """One rank of a card can be traced by copies of this process."""
         if not self.device.is_cuda:
             return nullcontext()
-        copied_job = CopiedJob(traced_job=traced_job, trace_full_step=partial(self._trace_full_step, second_core=True))
-        return open_second_core(copied_job)
+        copied_step = CopiedFullStep(
+            partial(open_policy_traces, self.job, self.how), partial(self._full_step_behind, second_core=True)
+        )
+        return open_second_core(CopiedJob(traced_job=traced_job), copied_step)
 
     def _search(self, traced_job: TracedJob, device: Device) -> SearchResult:
         request = self.request
@@ -291,18 +294,26 @@ class EngineSearch:
 
     def _full_step(self, result: SearchResult) -> FullStep:
         """The full step of the rank that needs most."""
-        return self._trace_full_step(result.best, result.traces.resized)
+        return self._full_step_of(self.how, result)
 
-    def _trace_full_step(self, best: Candidate, resized: Shape | None, *, second_core: bool = False) -> FullStep:
-        return self._full_step_of(self.how, best, resized, may_choose=True, second_core=second_core)
-
-    def _full_step_of(
-        self, how: Tracing, best: Candidate, resized: Shape | None, *, may_choose: bool, second_core: bool = False
-    ) -> FullStep:
+    def _full_step_of(self, how: Tracing, result: SearchResult, *, may_choose: bool = True) -> FullStep:
         """The full step of one rank; ``may_choose``: room may be made for its validation."""
+        with open_policy_traces(self.job, how) as traces:
+            return self._full_step_behind(traces, result.best, result.traces.resized, may_choose=may_choose)
+
+    def _full_step_behind(
+        self,
+        traces: PolicyTraces,
+        best: Candidate,
+        resized: Shape | None,
+        *,
+        may_choose: bool = True,
+        second_core: bool = False,
+    ) -> FullStep:
+        """The full step of a rank whose job is set up."""
         may_choose = may_choose and "validation" not in self.request.keep
         return trace_full_step(
-            self.job, how, self.device, best, self.own, may_choose=may_choose, resized=resized, second_core=second_core
+            traces, self.device, best, self.own, may_choose=may_choose, resized=resized, second_core=second_core
         )
 
     def _plan(self, outcome: Outcome) -> Plan:

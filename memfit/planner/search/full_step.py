@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from memfit.device.hardware.catalogue import Device
 from memfit.footprint import Footprint
 from memfit.geometry import Geometry
-from memfit.job import Job, Shape
+from memfit.job import Shape
 from memfit.planner.live_bytes import LiveBytes, live_bytes_of
 from memfit.planner.options import validation_policies
 from memfit.planner.pipeline.stage_figures import StageFigures
 from memfit.planner.predict import footprint_on
 from memfit.planner.search.candidate_search import Candidate
-from memfit.planner.search.validation_choice import Asked, OtherPolicies, Validation, validation_of
+from memfit.planner.search.validation_choice import OtherPolicies, Validation, validation_of
 from memfit.trace.step import Tracing
-from memfit.trace.validation_traces import trace_policies
+from memfit.trace.validation_traces import PolicyTraces
 from memfit.wording import counted
 
 
@@ -59,8 +58,7 @@ class FullStep:
 
 
 def trace_full_step(
-    job: Job,
-    how: Tracing,
+    traces: PolicyTraces,
     device: Device,
     candidate: Candidate,
     own: Mapping[str, str],
@@ -72,19 +70,25 @@ def trace_full_step(
     """A draft traced with its optimizer step, validation and saving, and the room that these then need.
 
     Args:
+        traces: of the job, which is set up; its windows have not run.
         own: the job's own checkpointing.
         may_choose: whether room may be made for validation.
         resized: a micro-batch under which validation is looked at too, where it follows the micro-batch.
         second_core: whether a copy of this process may trace a part.
     """
+    job, how = traces.job, traces.how
     count, shape = len(candidate.geometry.micro_batches[0]), how.shape_of(job, candidate.geometry.micro_batch)
     how = replace(how, micro_batches=count, checkpointing=candidate.modes)
     sizes = how.mesh.sizes() if how.mesh is not None else {}
-    pending: deque[Asked] = deque(validation_policies.validation_policies(job) if may_choose else [how.validation])
+    policies = list(validation_policies.validation_policies(job)) if may_choose else [how.validation]
     tried: list[Validation] = []
-    with closing(trace_policies(job, shape, how, _next(pending))) as traced:
-        for validation_trace in traced:
-            how = replace(how, validation=validation_trace.policy)
+    traces.run_windows(shape, how)
+    with closing(OtherPolicies(job, traces, device)) as other_policies:
+        if second_core:
+            other_policies.begin(validation_policies.other_policies(job, policies[0], shape.items, resized))
+        for policy in policies:
+            validation_trace = traces.trace(policy)
+            how = replace(how, validation=policy)
             plain = footprint = footprint_on(validation_trace.trace, device, how.world, mesh=sizes)
             expandable = (
                 footprint_on(validation_trace.trace, device, how.world, "expandable_segments", mesh=sizes)
@@ -98,9 +102,7 @@ def trace_full_step(
             if footprint.fits or footprint.limiting_phase != "validate":
                 break
         others = validation_policies.other_policies(job, how.validation, shape.items, resized) if footprint.fits else {}
-        other_policies = OtherPolicies(job, pending, traced, device).outcomes(
-            others, validation_trace.operators, second_core=second_core
-        )
+        outcomes = other_policies.outcomes(others, validation_trace.operators, second_core=second_core)
     replayed = ReplayedCandidate(
         policy=policy_name(candidate.modes, own),
         checkpointing=candidate.modes,
@@ -115,14 +117,7 @@ def trace_full_step(
             if device.is_cuda
         },
     )
-    return FullStep(
-        candidate=replayed, how=how, live_bytes=live_bytes, tried=tuple(tried), other_policies=other_policies
-    )
-
-
-def _next(pending: deque[Asked]) -> Iterator[Asked]:
-    while pending:
-        yield pending.popleft()
+    return FullStep(candidate=replayed, how=how, live_bytes=live_bytes, tried=tuple(tried), other_policies=outcomes)
 
 
 def policy_name(modes: Mapping[str, str], own: Mapping[str, str]) -> str:

@@ -105,9 +105,7 @@ class PipelineSearch(EngineSearch):
         self._needs: dict[int, int] = {}
         self._process_bytes: dict[int, int] = {}
         for rank in binding_ranks(self.job, self.nets, how.engine, how.world, how.mesh, how.engine_choices):
-            full_step = self._full_step_of(
-                replace(how, rank=rank), result.best, result.traces.resized, may_choose=best is None
-            )
+            full_step = self._full_step_of(replace(how, rank=rank), result, may_choose=best is None)
             how = replace(how, validation=full_step.how.validation)
             stage = rank // each
             self._needs[stage] = max(_need(full_step, self.device), self._needs.get(stage, 0))

@@ -1,14 +1,15 @@
-"""A second core for the search: a copy of the traced job in a process of its own, which traces what will be needed.
+"""A second core for the search: copies of the traced job in processes of their own, which trace what will be needed.
 
-The copy is forked before the first backward, since autograd's threads do not survive a fork, and opens a session of its
-own. A trace of the copy counts where it was made in the same state as that in which the session would make it now;
-else, and wherever the copy fails, the session traces.
+One copy traces micro-batches, in a session of its own; the other sets the job up while there is a core for it, and
+traces the best candidate's full step. Both are forked before the first backward, since autograd's threads do not
+survive a fork. A trace of a copy counts where it was made in the same state as that in which this process would make it
+now; else, and wherever a copy fails, this process traces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from memfit.planner.search.candidate_search import Candidate
     from memfit.planner.search.full_step import FullStep
     from memfit.planner.search.traced_job import TracedJob
+    from memfit.trace.validation_traces import PolicyTraces
 
 MEMORY = 2
-"""The copy is made where so many times the memory is available that this process takes: it shares what it does not
+"""A copy is made where so many times the memory is available that this process takes: it shares what it does not
 change."""
 TraceKey = tuple[Shape, frozenset[tuple[str, str]], bool, str | None]
 """Shape, modes, whether gradients are accumulated, and precision of a micro-batch."""
@@ -45,10 +47,9 @@ class CopiedStep:
 
 @dataclass(frozen=True, kw_only=True)
 class CopiedJob:
-    """What the copy does."""
+    """What the copy that traces micro-batches does."""
 
     traced_job: TracedJob
-    trace_full_step: Callable[[Candidate, Shape | None], FullStep]
 
     def open(self) -> None:
         """Opens the session, in one thread: OpenMP's threads do not survive a fork."""
@@ -61,34 +62,72 @@ class CopiedJob:
         """As ``Session.copied_trace``."""
         return self.traced_job.session.copied_trace(shape, modes, accumulated, precision)
 
+
+class CopiedFullStep:
+    """What the copy that traces full steps does.
+
+    Args:
+        set_up: context with the job on the virtual device.
+        trace: a candidate's full step behind that, and a micro-batch as ``trace_full_step`` has it.
+    """
+
+    def __init__(
+        self,
+        set_up: Callable[[], AbstractContextManager[PolicyTraces]],
+        trace: Callable[[PolicyTraces, Candidate, Shape | None], FullStep],
+    ) -> None:
+        self._set_up, self._trace, self._open = set_up, trace, ExitStack()
+        self._numbers = random_numbers()
+        self._traces: PolicyTraces | None = None
+
+    def open(self) -> None:
+        """Sets the job up, in one thread: OpenMP's threads do not survive a fork."""
+        torch.set_num_threads(1)
+        self._traces = self._open.enter_context(self._set_up())
+
     def full_step(self, best: Candidate, resized: Shape | None) -> CopiedStep | None:
         """The full step of a candidate; None where it draws random numbers."""
-        self.traced_job.pause()
-        numbers = random_numbers()
-        full_step = self.trace_full_step(best, resized)
-        return CopiedStep(full_step=full_step, numbers=numbers) if random_numbers() == numbers else None
+        if self._traces is None:
+            self.open()
+        traces, self._traces = self._traces, None
+        assert traces is not None
+        with self._open.pop_all():
+            full_step = self._trace(traces, best, resized)
+        return CopiedStep(full_step=full_step, numbers=self._numbers) if random_numbers() == self._numbers else None
 
 
 class SecondCore:
-    """The copy's traces, for whoever asked for them."""
+    """The copies' traces, for whoever asked for them.
 
-    def __init__(self, process: ForkedProcess) -> None:
-        self._process = process
+    Args:
+        tracing, stepping: the copies that trace micro-batches and full steps.
+    """
+
+    def __init__(self, tracing: ForkedProcess, stepping: ForkedProcess) -> None:
+        self._tracing, self._stepping = tracing, stepping
+        self._tracing.call("open")
+        self._is_set_up = False
         self._traces: dict[TraceKey, ForkedCall] = {}
         self._full_steps: list[tuple[Candidate, ForkedCall]] = []
         self._is_busy = False
-        """Whether a full step was begun that nobody has asked for yet: a trace behind it would have to wait."""
+        """Whether a full step was begun that nobody has asked for yet: a trace beside it would have no core."""
+
+    def set_up(self) -> None:
+        """Has the job set up for a full step: a core is free until the first micro-batches are known."""
+        if not self._is_set_up:
+            self._is_set_up = True
+            self._stepping.call("open")
 
     def begin_trace(self, key: TraceKey) -> None:
-        """Asks for a micro-batch's trace, unless it was asked for or would wait for a full step."""
+        """Asks for a micro-batch's trace, unless it was asked for or a full step has the core."""
         shape, modes, accumulated, precision = key
         if key not in self._traces and not self._is_busy:
-            self._traces[key] = self._process.call("trace", shape, dict(modes), accumulated, precision)
+            self._traces[key] = self._tracing.call("trace", shape, dict(modes), accumulated, precision)
 
     def begin_full_step(self, best: Candidate, resized: Shape | None) -> None:
         """Asks for a candidate's full step."""
         self._is_busy = True
-        self._full_steps.append((best, self._process.call("full_step", best, resized)))
+        self._full_steps.append((best, self._stepping.call("full_step", best, resized)))
 
     def trace(self, key: TraceKey, session: Session) -> MicroTrace | None:
         """The trace that was asked for; None where the session must make it."""
@@ -124,18 +163,20 @@ def second_core_allowed() -> Iterator[None]:
 
 
 @contextmanager
-def open_second_core(copy: CopiedJob) -> Iterator[SecondCore | None]:
-    """Context with the copy; None where that is not allowed, or this machine has no core or memory for it."""
-    process = forked_with_room(copy) if _allowed[-1] else None
-    if process is None:
-        yield None
-        return
-    process.call("open")
-    _allowed[-1] = False  # the next search would come after a backward
-    try:
-        yield SecondCore(process)
-    finally:
-        process.close()
+def open_second_core(copied_job: CopiedJob, copied_step: CopiedFullStep) -> Iterator[SecondCore | None]:
+    """Context with the copies; None where that is not allowed, or this machine has no core or memory for them."""
+    with ExitStack() as copies:
+        processes = []
+        for target in (copied_job, copied_step) if _allowed[-1] else ():
+            process = forked_with_room(target)
+            if process is not None:
+                processes.append(copies.enter_context(closing(process)))
+        if len(processes) < 2:
+            copies.close()
+            yield None
+            return
+        _allowed[-1] = False  # the next search would come after a backward
+        yield SecondCore(*processes)
 
 
 def forked_with_room(target: object) -> ForkedProcess | None:

@@ -87,6 +87,8 @@ class TracedJob:
         """The job on the virtual device; opened when it is first asked for."""
         if self._session is None:
             self._session = self._open.enter_context(open_session(self.job, self.how, self._first))
+            if self.second_core is not None:
+                self.second_core.set_up()
         return self._session
 
     def pause(self) -> None:
