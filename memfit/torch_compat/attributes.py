@@ -159,6 +159,25 @@ def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
         yield from inner_tensors(getattr(tensor, name))
 
 
+def each_parameter(net: nn.Module) -> Iterator[nn.Parameter]:
+    """Yields the parameters of a module and of those within it, in no order; one that several hold comes several times.
+
+    ``Module.parameters`` passes each through as many generators as modules lie around it.
+    """
+    seen, waiting = set[int](), [net]
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                yield parameter
+        for inner in module._modules.values():
+            if inner is not None:
+                waiting.append(inner)
+
+
 def apply_to_tensors(net: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
     """Replaces each parameter and buffer of a module by what ``function`` makes of it, as ``Module.to`` does."""
     net._apply(function)

@@ -11,6 +11,7 @@ from memfit.errors import InputError
 from memfit.job import is_trained
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import DisableTorchFunction
+from memfit.torch_compat.attributes import each_parameter
 from memfit.trace.tracer import Tracer
 
 
@@ -23,21 +24,28 @@ def mark(tracer: Tracer, train_state: TrainState, part: str) -> None:
         InputError: a gradient is sparse.
     """
     with DisableTorchFunction():
-        for name, net in train_state.nets.items():
-            for path, parameter in net.named_parameters():
+        for net in train_state.nets.values():
+            for parameter in each_parameter(net):
                 if (gradient := parameter.grad) is not None:
                     if gradient.layout is torch.sparse_coo:
-                        raise _sparse_gradient(f"{name}.{path}")
+                        raise _sparse_gradient(train_state)
                     tracer.categorise(gradient, "gradients")
         for tensor, category in train_state.engine.categorised(train_state.nets):
             tracer.categorise(tensor, category)
     tracer.mark(part)
 
 
-def _sparse_gradient(parameter: str) -> InputError:
+def _sparse_gradient(train_state: TrainState) -> InputError:
+    """The error of the first parameter whose gradient is sparse."""
+    name = next(
+        f"{name}.{path}"
+        for name, net in train_state.nets.items()
+        for path, parameter in net.named_parameters()
+        if parameter.grad is not None and parameter.grad.layout is torch.sparse_coo
+    )
     why = "it is sparse, and memfit sums dense gradients over micro-batches and ranks"
     write = "write sparse=False where the module is made, and an optimizer of dense gradients"
-    return InputError(f"gradient of {parameter}", why, write)
+    return InputError(f"gradient of {name}", why, write)
 
 
 def categorise_state(tracer: Tracer, train_state: TrainState) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import (
+    DisableTorchFunction,
     DispatchKey,
     DispatchKeySet,
     ExcludeDispatchKeys,
@@ -114,9 +115,10 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _cast_all(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> tuple[list[Any], dict[str, Any]]:
-    """All arguments cast, the last first, as the C++ kernels do."""
-    named = {name: _cast(value, dtype) for name, value in kwargs.items()}
-    positional = [_cast(value, dtype) for value in reversed(args)]
+    """All arguments cast, the last first, as the C++ kernels do: below torch functions."""
+    with DisableTorchFunction():
+        named = {name: _cast(value, dtype) for name, value in kwargs.items()}
+        positional = [_cast(value, dtype) for value in reversed(args)]
     positional.reverse()
     return positional, named
 
