@@ -28,11 +28,11 @@ def show_verified(verified: dict[str, Any], plan: Plan) -> None:
         table.add_column(name, justify="left" if name == "engine" else "right")
     for world in verified["worlds"]:
         apart = world["max_relative_difference"]
-        of_bound = max(world["of_bounds"].values())
+        of_bound = None if None in world["of_bounds"].values() else max(world["of_bounds"].values())
         table.add_row(
             str(world["world"]),
             world["engine"],
-            *(f"{apart[part]:.1e}" for part in ("loss", "gradients", "parameters")),
+            *(_apart(apart[part]) for part in ("loss", "gradients", "parameters")),
             f"{world['bound']:.1e}",
             f"[{'green' if world['ok'] else 'red'}]{_share(of_bound)}[/]",
         )
@@ -43,8 +43,14 @@ def show_verified(verified: dict[str, Any], plan: Plan) -> None:
         console.print(f"{mark} {finding['code']}: {escape(finding['text'])}")
 
 
-def _share(of_bound: float) -> str:
+def _apart(relative: float | None) -> str:
+    return "not finite" if relative is None else f"{relative:.1e}"
+
+
+def _share(of_bound: float | None) -> str:
     """How much of its bound a difference takes: in percent, or from ten times on in times."""
+    if of_bound is None:
+        return "more than any"
     return (
         f"{of_bound:.0%}"
         if of_bound < 10

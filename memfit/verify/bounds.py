@@ -21,6 +21,7 @@ Gradients that are summed in a type of fewer bits than fp32, as those of bf16 we
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,13 @@ class Difference:
         return self
 
 
+def loss_difference(name: str, ours: float, theirs: float, scale: float, bound: float) -> Difference:
+    """Relative to ``scale``, the sum of what the loss was added up from, or to the loss on the other side."""
+    is_finite = math.isfinite(ours) and math.isfinite(theirs)
+    relative = abs(ours - theirs) / (max(scale, abs(theirs)) or 1.0) if is_finite else math.inf
+    return Difference(relative=relative, of_bound=relative / bound, name=name)
+
+
 def gradient_difference(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], magnitudes: Mapping[str, Tensor], bound: float
 ) -> Difference:
@@ -80,9 +88,10 @@ def gradient_difference(
         if name not in ours or name not in theirs:
             worst = worst.worse(Difference(relative=1.0, of_bound=1 / bound, name=name))
             continue
-        scale = torch.maximum(magnitudes.get(name, ours[name].abs()), ours[name].abs()).double()
-        apart = (ours[name].double() - theirs[name].double()).abs()
-        relative = float(torch.where(apart == 0, 0.0, apart / scale.clamp_min(torch.finfo(torch.float32).tiny)).max())
+        mine, others = ours[name].double(), theirs[name].double()
+        scale = torch.maximum(magnitudes.get(name, mine).double().abs(), torch.maximum(mine.abs(), others.abs()))
+        apart = (mine - others).abs()
+        relative = _largest(torch.where(apart == 0, 0.0, apart / scale.clamp_min(torch.finfo(torch.float32).tiny)))
         own = bound * coarser(ours[name].dtype, theirs[name].dtype)
         worst = worst.worse(Difference(relative=relative, of_bound=relative / own, name=name))
     return worst
@@ -91,16 +100,23 @@ def gradient_difference(
 def weight_difference(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], allowed: Mapping[str, Tensor]
 ) -> Difference:
-    """Relative to each tensor's largest element; ``allowed`` is the bound of every element."""
+    """Relative to each tensor's largest element on either side; ``allowed`` is the bound of every element, of which a
+    difference takes infinitely much where it is 0."""
     worst = Difference()
     for name, mine in ours.items():
         apart = (mine.double() - theirs[name].double()).abs()
         unit = UNIT * coarser(mine.dtype)
         room = allowed[name].double() if name in allowed else mine.abs().double() * 2 * unit
-        ratio = float(torch.where(apart == 0, 0.0, apart / room.clamp_min(torch.finfo(torch.float64).tiny)).max())
-        relative = float(apart.max() / mine.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
-        worst = worst.worse(Difference(relative=relative, of_bound=ratio, name=name))
+        ratio = _largest(torch.where(apart == 0, 0.0, apart / room))
+        largest = torch.maximum(mine.abs().max(), theirs[name].abs().max()).clamp_min(torch.finfo(torch.float32).tiny)
+        worst = worst.worse(Difference(relative=_largest(apart / largest), of_bound=ratio, name=name))
     return worst
+
+
+def _largest(ratios: Tensor) -> float:
+    """The largest one; infinite where one is no number, as of elements that are not finite."""
+    largest = float(ratios.max())
+    return math.inf if math.isnan(largest) else largest
 
 
 def bounds_of_steps(

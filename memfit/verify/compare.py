@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +16,7 @@ from memfit.verify.bounds import (
     bounds_of_steps,
     coarser,
     gradient_difference,
+    loss_difference,
     sum_bound,
     weight_difference,
 )
@@ -60,8 +62,7 @@ def compare(
     loss = Difference()
     for name, value in alone["losses"].items():
         scale = _magnitude(before.micro_losses, name, value) + before.loss_magnitudes.get(name, 0.0)
-        relative = abs(value - losses.get(name, float("inf"))) / scale if scale else 0.0
-        loss = loss.worse(Difference(relative=relative, of_bound=relative / bound, name=name))
+        loss = loss.worse(loss_difference(name, value, losses.get(name, math.inf), scale, bound))
     rounded = {name: bound * value for name, value in before.loss_magnitudes.items()}
     findings = [*_other_draws(before.micro_losses, [gathered for gathered, _ in everyone], shares, rounded, cut=cut)]
     findings += _other_weights(job, [gathered for _, gathered in everyone])
@@ -177,10 +178,13 @@ def _coarse_sums(
 
 
 def _other_weights(job: Job, ranks: list[dict[str, list[float]]]) -> list[VerifyFinding]:
-    """Nets that are not the same on all ranks after a step."""
+    """Nets that hold NaN, or are not the same on all ranks, after a step. Infinities may be a mask's."""
     findings = []
     for name in ranks[0]:
-        if any(sums[name] != ranks[0][name] for sums in ranks[1:]):
+        if any(math.isnan(value) for sums in ranks for value in sums[name]):
+            text = f"net {name} holds NaN after a step on {len(ranks)} ranks"
+            findings.append(VerifyFinding(code="nan_weights", kind="fault", text=text))
+        elif any(sums[name] != ranks[0][name] for sums in ranks[1:]):
             declared = name in job.unsynchronised
             text = f"net {name} has other weights on each rank after a step" + (
                 ": the job trains it by each rank alone (unsynchronised); left out of the comparison"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -170,16 +171,16 @@ def _first_of_each(findings: Sequence[VerifyFinding]) -> list[VerifyFinding]:
 
 
 def as_json(verified: Verified) -> dict[str, Any]:
-    """The verb's JSON."""
+    """The verb's JSON. A difference that is infinite, or takes infinitely much of its bound, is null."""
     return {
         "worlds": [
             {
                 "world": world.world,
                 "engine": world.engine,
                 "mesh": world.mesh,
-                "max_relative_difference": world.differences,
+                "max_relative_difference": _finite(world.differences),
                 "bound": world.bound,
-                "of_bounds": world.of_bounds,
+                "of_bounds": _finite(world.of_bounds),
                 "largest_in": world.names,
                 "ok": world.ok,
             }
@@ -191,3 +192,7 @@ def as_json(verified: Verified) -> dict[str, Any]:
         ],
         "ok": verified.ok,
     }
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -26,7 +26,7 @@ from memfit.train.launch.plan_device import device_of_plan
 from memfit.train.loop.rng import seed_all
 from memfit.train.loop.run_context import RunContext, micro_batches
 from memfit.train.run_folder import RunFolder
-from memfit.verify.bounds import bounds_of_steps, sum_bound, weight_difference
+from memfit.verify.bounds import Difference, bounds_of_steps, loss_difference, sum_bound, weight_difference
 from memfit.verify.perturbation import allow_for, perturbed_windows, product_parts
 from memfit.verify.recording_engine import RecordingEngine
 from memfit.verify.step_keys import at_the_end
@@ -88,20 +88,19 @@ def replay(plan: Plan, folder: Path) -> dict[str, Any]:
     allowed = bounds_of_steps(seen.steps, seen.gradients, seen.magnitudes, seen.scales, bound)
     mine = {name: value for name, value in at_the_end(seen.weights).items() if name.split(".")[0] not in apart}
     weights = weight_difference(mine, theirs, at_the_end(allowed))
-    differences = {
-        name: abs(value - recorded["losses"][name]) / max(abs(value) + seen.loss_magnitudes.get(name, 0.0), 1e-30)
-        for name, value in losses.items()
-    }
-    worst = max(differences, key=lambda name: differences[name])
+    loss = Difference()
+    for name, value in losses.items():
+        scale = abs(value) + seen.loss_magnitudes.get(name, 0.0)
+        loss = loss.worse(loss_difference(name, value, recorded["losses"][name], scale, bound))
     return {
         "window": recorded["window"],
         "world": len(recorded["ranks"]),
         "engine": recorded["engine"],
-        "max_relative_difference": {"loss": differences[worst], "parameters": weights.relative},
+        "max_relative_difference": {"loss": loss.relative, "parameters": weights.relative},
         "bound": bound,
-        "of_bounds": {"loss": differences[worst] / bound, "parameters": weights.of_bound},
-        "largest_in": {"loss": worst, "parameters": weights.name},
-        "ok": differences[worst] <= bound and weights.of_bound <= 1,
+        "of_bounds": {"loss": loss.of_bound, "parameters": weights.of_bound},
+        "largest_in": {"loss": loss.name, "parameters": weights.name},
+        "ok": loss.of_bound <= 1 and weights.of_bound <= 1,
     }
 
 

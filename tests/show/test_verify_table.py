@@ -43,3 +43,12 @@ def test_a_fault_of_the_job_is_not_called_a_difference(capsys):
     worlds = [world(1, True), world(2, True, "pp=2")]
     show_verified({"ok": False, "worlds": worlds, "findings": [finding]}, PLAN)
     assert capsys.readouterr().out.splitlines()[0] == "The same on 1 and 2 ranks (pp=2), with a fault: batch_norm."
+
+
+def test_a_difference_without_end_is_no_number(capsys):
+    apart = world(2, False)
+    apart |= {name: {**apart[name], "loss": None} for name in ("max_relative_difference", "of_bounds")}
+    show_verified({"ok": False, "worlds": [apart], "findings": []}, PLAN)
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("2 ")]
+    assert row.split("  ")[-1].strip() == "more than any"
+    assert "not finite" in row

@@ -1,6 +1,7 @@
 """Jobs with one planted fault each, for memfit verify: python -m memfit verify tests/verify/jobs.py:Name."""
 
 import copy
+import math
 import os
 from typing import ClassVar
 
@@ -182,3 +183,37 @@ class CollectiveInTheLoss(Sound):
         result = super().loss(nets, batch)
         dist.all_reduce(result.sum.detach().clone())
         return result
+
+
+def on_several_ranks():
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+class ZeroAlone(Sound):
+    """Has a second loss, which is 0 on one device and a count of samples on several; nothing learns from it."""
+
+    def units(self, batch):
+        return dict.fromkeys(("net", "extra"), len(batch["y"]))
+
+    def loss(self, nets, batch):
+        made = super().loss(nets, batch)
+        return {"net": made, "extra": made._replace(sum=made.sum * 0 + on_several_ranks() * made.units)}
+
+
+class NanOnSeveral(Sound):
+    """A frozen net, which a hook fills with NaN on all of several ranks."""
+
+    def nets(self):
+        made = super().nets()
+        return {**made, "average": copy.deepcopy(made["net"]).requires_grad_(False)}
+
+    def optimizers(self, nets):
+        made = super().optimizers(nets)
+
+        def fill(*_):
+            if on_several_ranks():
+                for old in nets["average"].parameters():
+                    old.fill_(math.nan)
+
+        next(iter(made.values())).register_step_post_hook(fill)
+        return made

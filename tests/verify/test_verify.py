@@ -4,6 +4,7 @@ python -m pytest tests/verify
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from memfit.verify.additivity import split_findings
-from memfit.verify.bounds import UNIT, gradient_difference, sum_bound, weight_bounds
+from memfit.verify.bounds import UNIT, gradient_difference, loss_difference, sum_bound, weight_bounds, weight_difference
 from tests.verify import jobs
 
 ROOT = Path(__file__).parents[2]
@@ -140,6 +141,7 @@ def test_an_engine_that_is_not_there_or_cannot_carry_the_job_is_refused_by_name(
         pytest.param("Hidden", "unsynchronised", 4, marks=pytest.mark.slow),
         pytest.param("RateOfTheRank", "rank_options", 4, marks=pytest.mark.slow),
         pytest.param("AverageOfTheRank", "unsynchronised", 4, marks=pytest.mark.slow),
+        pytest.param("NanOnSeveral", "nan_weights", 4, marks=pytest.mark.slow),
     ],
 )
 def test_what_ranks_do_otherwise_is_found_and_named(name, code, exit_code):
@@ -147,6 +149,13 @@ def test_what_ranks_do_otherwise_is_found_and_named(name, code, exit_code):
     assert returned == exit_code
     assert code in [finding["code"] for finding in answer["findings"]]
     assert answer["ok"] is (exit_code == 0)
+
+
+def test_a_loss_that_is_zero_alone_is_not_the_same():
+    code, answer = verify("ZeroAlone", "--world-sizes", "2", "--windows", "1")
+    assert code == 4
+    (two,) = answer["worlds"]
+    assert (two["ok"], two["largest_in"]["loss"], two["max_relative_difference"]["loss"]) == (False, "extra", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +202,18 @@ def test_two_orders_of_a_sum_differ_within_the_bound_and_a_wrong_term_does_not()
     wrong = gradient_difference({"net.w": ours}, {"net.w": theirs + 1e-4}, magnitudes, sum_bound(16))
     assert 0 < right.of_bound <= 1
     assert wrong.of_bound > 1
+
+
+@pytest.mark.parametrize(("theirs", "relative"), [(1.0, 1.0), (math.inf, math.inf), (math.nan, math.inf)])
+def test_differences_from_zeros_are_relative_to_the_other_side(theirs, relative):
+    zeros, others = {"net.w": torch.zeros(4)}, {"net.w": torch.tensor([0.0, 0.0, theirs, 0.0])}
+    gradients = gradient_difference(zeros, others, {}, sum_bound(16))
+    weights = weight_difference(zeros, others, {})
+    loss = loss_difference("net", 0.0, theirs, 0.0, sum_bound(16))
+    assert gradients.relative == weights.relative == loss.relative == relative
+    assert loss.of_bound > 1
+    assert gradients.of_bound > 1
+    assert weights.of_bound > 1
 
 
 def test_a_zero_gradient_leaves_adam_a_full_step_of_room_and_sgd_none():
