@@ -283,6 +283,11 @@ class Job(Settings):
         """What ``validate`` is given; by default a batch of the training micro-batch's shape."""
         return self.batch(shape)
 
+    @property
+    def validation_on_host(self) -> Sequence[str]:
+        """Keys of a validation batch that stay on the host, such as a whole video: ``validate`` moves parts of it."""
+        return ()
+
     validation_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """What makes validation smaller and not otherwise: a name, and the settings that do it. The least costly first."""
     smaller_settings: ClassVar[Mapping[str, str]] = {}

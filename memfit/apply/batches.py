@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from memfit.apply.job_objects import JobCall
+from memfit.errors import InputError
+from memfit.job import Job
 from memfit.nested_tensors import map_tensors
 
 
@@ -22,6 +25,23 @@ def on_device(batch: Any, device: torch.device) -> Any:
             lambda tensor: tensor.to(device, non_blocking=True),
             lambda value: value.to(device) if _moves_itself(value) else value,
         )
+
+
+def validation_on_device(job: Job, batch: Any, device: torch.device) -> Any:
+    """A validation batch on the device, but for what the job keeps on the host.
+
+    Raises:
+        InputError: as ``on_device``; the batch has no such part.
+    """
+    kept = {}
+    for name in job.validation_on_host:
+        if not isinstance(batch, Mapping) or name not in batch:
+            why = "the validation batch is no dict with this key"
+            raise InputError(f"{type(job).__name__}.validation_on_host: {name!r}", why, "write keys of that dict")
+        kept[name] = batch[name]
+    if not kept:
+        return on_device(batch, device)
+    return on_device({name: value for name, value in batch.items() if name not in kept}, device) | kept
 
 
 def is_opaque(batch: Any) -> bool:

@@ -267,6 +267,10 @@ class LatentSyncStage1(Job):
             "posterior": torch.randn(clips, 3, self.frames, 4, side, side, **kind),
         }
 
+    @property
+    def validation_on_host(self) -> Sequence[str]:
+        return ("positions", "cepstra", *(("faces", "audio") if self.validation_keeps == "host" else ()))
+
     def validation_batch(self, shape: Shape) -> dict[str, Tensor]:
         """Made-up faces (v, 3, r, r) as bytes, and their sound as Whisper and as the evaluator hear it."""
         count, home = self.validation_frames, "cpu" if self.validation_keeps == "host" else None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memfit.apply.batches import on_device
+from memfit.apply.batches import on_device, validation_on_device
 from memfit.apply.stages import validated_by_stages
 from memfit.apply.train_state import TrainState
 from memfit.apply.window import MicroBatch, WindowResult
@@ -38,7 +38,7 @@ def fetch_synthetic(
     """A made-up batch on the device: as in a run, what the job makes elsewhere, such as of numpy's arrays, is moved."""
     with device:
         batch = job.validation_batch(shape) if validation else job.batch(shape)
-    batch = on_device(batch, device)
+    batch = validation_on_device(job, batch, device) if validation else on_device(batch, device)
     if tracer is not None:
         for tensor in tensors_in(batch):
             tracer.categorise(tensor, "inputs")

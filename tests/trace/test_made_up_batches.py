@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from memfit.device.hardware.catalogue import find_device
+from memfit.errors import InputError
 from memfit.job import Job, Loss, Shape
 from memfit.planner.predict import predict
+from memfit.train.loop.validation_data import _fetch
 
 MEANS = torch.full((256,), 0.5)
 
@@ -66,9 +68,40 @@ class OfObjects(Made):
         return super().loss(nets, {**batch, "more": [batch["more"][0].value]})
 
 
-@pytest.mark.parametrize("kind", [OfConstants, OfArrays, OfObjects])
+class OnTheHost(Made):
+    """Validates on a whole video, which waits on the host."""
+
+    validation_on_host = ("video",)
+
+    def validation_batch(self, shape):
+        return {**super().validation_batch(shape), "video": torch.zeros(4096, 256, device="cpu")}
+
+
+@pytest.mark.parametrize("kind", [OfConstants, OfArrays, OfObjects, OnTheHost])
 def test_what_a_job_makes_elsewhere_is_moved(kind):
     card = find_device("rtx4090")
     made, factories = (predict(job(), "made", Shape(items=64), card).footprint.phases for job in (kind, Made))
     for phase in ("train", "validate"):
         assert made[phase].allocated_bytes == factories[phase].allocated_bytes
+
+
+def test_what_stays_on_the_host_is_a_key_of_the_batch():
+    class Elsewhere(OnTheHost):
+        validation_on_host = ("film",)
+
+    with pytest.raises(InputError, match=r"Elsewhere\.validation_on_host: 'film'"):
+        predict(Elsewhere(), "made", Shape(items=64), find_device("rtx4090"))
+
+
+@pytest.mark.parametrize("job", [OnTheHost(), OfArrays()])
+def test_a_run_moves_what_a_trace_moves(job):
+    """The meta device stands for a card."""
+    card = torch.device("meta")
+    sample = job.validation_batch(Shape(items=2))
+    job.validation_collate = lambda samples: samples[0]
+    fetch = _fetch(job, [sample], range(1), card)
+    batch = fetch()
+    assert {name: value.device.type for name, value in batch.items() if torch.is_tensor(value)} == {
+        name: "cpu" if name in job.validation_on_host else "meta" for name in batch if name != "more"
+    }
+    assert batch["more"][0].device == card

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memfit.apply.batches import on_device
+from memfit.apply.batches import validation_on_device
 from memfit.apply.job_objects import JobCall
 from memfit.apply.train_state import TrainState
 from memfit.batch.dataset import count_of
@@ -59,7 +59,7 @@ def _fetch(job: Job, samples: Sequence[Any], numbers: range, device: torch.devic
         with JobCall(f"validation_dataset()[{position}]", write):
             return samples[position]
 
-    return lambda: on_device(job.validation_collate([sample(i) for i in numbers]), device)
+    return lambda: validation_on_device(job, job.validation_collate([sample(i) for i in numbers]), device)
 
 
 def validation_data(job: Job) -> ValidationData | None:
