@@ -54,20 +54,25 @@ _SAME_TYPES = {
 _WRITES_NUMBERS = frozenset({_aten.index_put.default, _aten.index_put_.default})
 _NORMS = {_aten.native_layer_norm.default: (2, 3), _aten.native_group_norm.default: (1, 2)}
 """Norms, and which arguments are their parameters."""
+_INDEXED = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
+"""Operators whose second argument is a list of indices, which lie on the CPU or where the first lies."""
 
 
 def is_checked(func: Any) -> bool:
     """Whether ``check_operand_types`` looks at this operator."""
-    return func in _PRODUCTS or func in _CLASS_LOSSES or func in _SAME_TYPES or func in _NORMS
+    return func in _PRODUCTS or func in _CLASS_LOSSES or func in _SAME_TYPES or func in _NORMS or func in _INDEXED
 
 
 def check_operand_types(func: Any, args: Any) -> None:
-    """Refuses a call whose operands have types that no kernel takes.
+    """Refuses a call whose operands have types that no kernel takes, or lie where none takes them.
 
     Raises:
-        InputError: operands of two types are combined that have to have one, or a loss gets classes of a type that is
-            none.
+        InputError: operands of two types are combined that have to have one, a loss gets classes of a type that is
+            none, or a tensor of the host is indexed by one of the card.
     """
+    if func in _INDEXED and args[0].device.type == "cpu" and any(map(_is_elsewhere, args[1])):
+        why = "a tensor on the CPU by indices on the card, which torch refuses"
+        raise InputError(f"an index at {source_line()[0]}", why, "move the indices with .cpu(), or the tensor")
     if func in _PRODUCTS:
         left, right = args[-2:]
         if isinstance(left, Tensor) and isinstance(right, Tensor) and left.dtype != right.dtype:
@@ -80,6 +85,10 @@ def check_operand_types(func: Any, args: Any) -> None:
         _check_same_type(func, args, _SAME_TYPES[func])
     elif func in _NORMS and not _takes_mixed_types(args[0]):
         _check_same_type(func, args, (0, *_NORMS[func]))
+
+
+def _is_elsewhere(index: Tensor | None) -> bool:
+    return index is not None and index.device.type != "cpu"
 
 
 def _takes_mixed_types(inputs: Tensor) -> bool:

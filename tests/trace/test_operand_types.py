@@ -134,3 +134,23 @@ def test_norms_of_a_card_read_their_parameters_in_the_type_of_their_inputs(name:
             TAKEN[f"{name} in float32 of bfloat16"]()
         with torch.autocast("cuda", torch.bfloat16):
             assert TAKEN[f"{name} in float32 of bfloat16"]().dtype is torch.float32
+
+
+INDEXED = {
+    "read": lambda host, places: host[places],
+    "written": lambda host, places: host.__setitem__(places, 1.0),
+    "of two dimensions": lambda host, places: host[:, places],
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_a_tensor_of_the_host_is_not_indexed_by_one_of_the_card(name: str) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp: "indices should be either on cpu or on the same device"."""
+    with virtual_gpu(CardRules()) as virtual, Tracer(virtual).recording():
+        host, card = torch.ones(5, 5), torch.ones(5, 5, device=virtual.device)
+        places = torch.zeros(2, dtype=torch.int64, device=virtual.device)
+        with pytest.raises(InputError, match=r"an index at .*test_operand_types.py:.*by indices on the card"):
+            INDEXED[name](host, places)
+        INDEXED[name](card, places)
+        INDEXED[name](card, places.cpu())
+        INDEXED[name](host, places.cpu())
