@@ -1,4 +1,4 @@
-"""Parameters whose ``data`` a script sets to another tensor: initialised from the first batch, or from an array."""
+"""Parameters and buffers whose ``data`` a script sets to another tensor: what the first batch gave, or an average."""
 
 from pathlib import Path
 
@@ -49,3 +49,48 @@ def test_a_parameter_may_be_given_other_data(tmp_path: Path, device: str, call: 
     kept = sum(variable.bytes for variable in outcome.kept)
     assert STATE < outcome.peak_bytes["train"] < 2.5 * STATE
     assert kept < 2 * STATE
+
+
+BUFFERS = """
+import torch
+from torch import nn
+
+class Codebook(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(64, 64)
+        self.register_buffer('codes', torch.randn(128, 64))
+        self.register_buffer('counts', torch.zeros(128))
+        self.register_buffer('scale', torch.ones(64))
+        self.codes.note = 'kept'
+
+    def forward(self, x):
+        z = self.project(x)
+        ids = torch.cdist(z, self.codes).argmin(-1)
+        with torch.no_grad():
+            hot = nn.functional.one_hot(ids, 128).type(z.dtype)
+            self.counts.data = self.counts * 0.9 + hot.sum(0) * 0.1
+            self.codes.data = 0.9 * self.codes + hot.t() @ z / (self.counts.unsqueeze(1) + 1)
+        out = z * self.scale + self.codes[ids]
+        self.scale.data = z.detach().std(0)  # while the graph holds it
+        return out
+
+net = Codebook()
+codes = net.codes
+optimizer = torch.optim.Adam(net.parameters())
+for step in range(3):
+    net(torch.randn(256, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert net.codes is codes and codes.shape == (128, 64) and codes.note == 'kept'
+    assert not codes.requires_grad and codes.device.type == 'cpu'
+torch.save(net.state_dict(), 'net.pt')
+"""
+
+
+def test_a_buffer_may_be_given_what_was_computed_of_parameters(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, BUFFERS, device="cpu")
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows == 3
+    weights, buffers = (64 + 1) * 64 * 4, (128 * 64 + 128 + 64) * 4
+    assert outcome.peak_bytes["save"] == 3 * weights + buffers + 2 * 4  # the steps of Adam

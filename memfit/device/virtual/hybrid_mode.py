@@ -20,6 +20,7 @@ from memfit.device.virtual.assumptions import ASSUMED, assumed_integer
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.patching import appended, replaced
+from memfit.device.virtual.replaced_data import DATA, set_data
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, is_traceable_wrapper_subclass_type
 from memfit.torch_compat.attributes import schema_of, storage_id_of
 
@@ -232,19 +233,20 @@ def fake_parameters(
     mode: HybridMode, made: Callable[[FakeTensor, Tensor], None] = lambda tensor, real: None
 ) -> Iterator[None]:
     """A context in which ``nn.Parameter`` of a real CPU tensor is fake, and stays so where the script sets its
-    ``data`` to another: a net costs host memory for one tensor at a time.
+    ``data`` to another: a net costs host memory for one tensor at a time. On the virtual CPU, a real tensor whose
+    ``data`` the script sets to a fake one becomes fake; the virtual GPU sees to it by itself.
 
     Args:
         made: called with what stands for the parameter's storage, and with the real tensor that has it.
     """
     make: Any = nn.Parameter.__new__
-    data_of: Any = Tensor.data
 
-    def set_data(tensor: Any, data: Any) -> None:
-        if type(data) in _PLAIN and data.device.type == "cpu" and tensor.fake_device.type == "cpu":
+    def set_fake_data(tensor: Any, data: Any) -> None:
+        on_cpu = isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cpu"
+        if on_cpu and type(data) in _PLAIN and data.device.type == "cpu":
             real, data = data, mode.fake_like(data)
             made(data, real)
-        data_of.__set__(tensor, data)
+        (DATA.__set__ if mode.on_gpu else set_data)(tensor, data)
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         if not _keeps_real and type(data) in _PLAIN and data.device.type == "cpu":
@@ -254,6 +256,6 @@ def fake_parameters(
 
     with (
         replaced(nn.Parameter, __new__=staticmethod(new)),
-        replaced(FakeTensor, data=property(data_of.__get__, set_data)),
+        replaced(FakeTensor if mode.on_gpu else Tensor, data=property(DATA.__get__, set_fake_data)),
     ):
         yield

@@ -26,6 +26,7 @@ from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.cuda_module import LEGACY_DTYPES, stubs
 from memfit.device.virtual.patching import replaced
+from memfit.device.virtual.replaced_data import DATA, set_data
 from memfit.torch_compat import FakeTensor, Generator, default_device_context, forget_default_device, tree_map_only
 from memfit.torch_compat.attributes import MODULE_APPLY, current_module_apply, fake_parameters_swapped, from_cpu_data
 from memfit.torch_compat.backend import current_engine, engine_replaced
@@ -127,23 +128,8 @@ def _as_numpy(tensor: Tensor, *, force: bool = False) -> Any:
     return numpy.zeros(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
-def _set_data(tensor: Tensor, value: Tensor) -> None:
-    """``tensor.data = value``, also from one device to the other, which torch does not allow a fake tensor."""
-    if not isinstance(value, FakeTensor) or getattr(tensor, "fake_device", None) == value.fake_device:
-        tensor.data = value
-        return
-    moved: Tensor = value.detach()
-    if isinstance(tensor, nn.Parameter):
-        moved = nn.Parameter(moved, requires_grad=tensor.requires_grad)
-    own = {name: held for name, held in vars(tensor).items() if name not in vars(moved)}
-    kind = type(tensor) if isinstance(tensor, FakeTensor) else type(moved)
-    torch.utils.swap_tensors(tensor, moved)
-    tensor.__class__ = kind
-    vars(tensor).update(own)
-
-
 INSTEAD: dict[Any, Callable[..., Any]] = {
-    Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
+    DATA.__set__: set_data,
     Tensor.cuda: _to_gpu,
     Tensor.device.__get__: _wrapper_device,
     Tensor.is_cuda.__get__: lambda tensor, *owner: tensor.device.type == NAME,  # type: ignore[attr-defined]
