@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from memfit.device.virtual.device_name import with_cuda
 from memfit.errors import InputError, describe
 from memfit.printable import one_line
 from memfit.script.outcome import ScriptError
@@ -32,8 +33,7 @@ _BACKENDS = re.compile(r" This could be because the operator doesn't exist[^\n]*
 
 def script_error(error: BaseException, tracer: ScriptTracer) -> ScriptError:
     """Returns the error without memfit's frames."""
-    text = _own_traceback(error)
-    summary = describe(error)
+    text, summary = with_cuda(_own_traceback(error)), with_cuda(describe(error))
     if isinstance(error, InputError):
         text = text.replace(f"{InputError.__module__}.InputError: ", "memfit: ")
         return ScriptError(text=text, summary=one_line(f"{error.seen}: {error.why}"), hint=one_line(error.write))

@@ -119,6 +119,9 @@ def entered() -> Iterator[None]:
         _current[0] = _default
 
 
+_DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+
+
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
@@ -132,7 +135,7 @@ def _module() -> SimpleNamespace:
         _is_in_bad_fork=lambda: False,
         manual_seed=_nothing,
         manual_seed_all=_nothing,
-        get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
+        get_amp_supported_dtype=lambda: _DTYPES,  # CUDA's autocast takes any
         Stream=Stream,
         Event=Event,
         current_stream=current_stream,

@@ -21,10 +21,10 @@ from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 from torch.overrides import TorchFunctionMode
 
-from memfit.device.virtual.assumptions import OURS
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.cuda_module import LEGACY_DTYPES, stubs
+from memfit.device.virtual.device_name import named_cuda, rename_in, seen_from
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.replaced_data import DATA, set_data
 from memfit.torch_compat import FakeTensor, Generator, default_device_context, forget_default_device, tree_map_only
@@ -56,23 +56,11 @@ def _to_gpu(tensor: Tensor, device: Any = None, non_blocking: bool = False, memo
     return tensor.to(NAME, non_blocking=non_blocking, memory_format=memory_format or torch.preserve_format)
 
 
-def _seen_from(frame: Any) -> bool:
-    """Whether this frame is neither torch's nor memfit's."""
-    name = frame.f_code.co_filename
-    if name not in _users:
-        _users[name] = not name.startswith(OURS)
-    return _users[name]
-
-
-_users: dict[str, bool] = {}
-"""File -> whether its code is told cuda."""
-
-
 def _device(tensor: FakeTensor) -> torch.device:
     if tensor.fake_mode.in_kernel_invocation:
         return torch.device("meta")
     device = tensor.fake_device
-    if device.type == NAME and _seen_from(sys._getframe(1)):
+    if device.type == NAME and seen_from(sys._getframe(1)):
         return torch.device("cuda", 0)
     return device
 
@@ -81,7 +69,7 @@ def _wrapper_device(tensor: Tensor, *owner: Any) -> torch.device:
     """``x.device`` of a tensor that is not fake: one that holds fake ones, on the card, is on cuda to a user's code."""
     device = tensor.device
     on_card = device.type == NAME and not isinstance(tensor, FakeTensor)
-    return torch.device("cuda", 0) if on_card and _seen_from(sys._getframe(2)) else device
+    return torch.device("cuda", 0) if on_card and seen_from(sys._getframe(2)) else device
 
 
 def _type(tensor: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
@@ -161,7 +149,11 @@ class SaysCuda(TorchFunctionMode):
                 args = tuple(map(redirected, args))
                 break
         func = _replacement(func, kwargs)
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:
+            rename_in(error)
+            raise
 
 
 def _replacement(func: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -311,6 +303,7 @@ def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
         redirecting = {"set_default_device": lambda device: set_default(redirected(device))}
         stack.enter_context(replaced(torch, **redirecting))
         stack.enter_context(engine_replaced(_says_cuda_inside(current_engine())))
+        stack.enter_context(named_cuda())
         stack.enter_context(SaysCuda())
         yield
 
