@@ -49,11 +49,11 @@ class SavedFiles:
 
     Args:
         may_write: whether a file is made; without a sandbox none is, because it would replace a real checkpoint.
-        made_on_cpu: called with each tensor that was read from a file and has no data.
+        made_on_cpu: called with each tensor that was read from a file and stays on the CPU.
     """
 
-    def __init__(self, mode: HybridMode, made_on_cpu: Callable[[FakeTensor], None], *, may_write: bool) -> None:
-        self._mode, self._made_on_cpu, self.may_write = mode, made_on_cpu, may_write
+    def __init__(self, mode: HybridMode, made_on_cpu: Callable[[Tensor], None], *, may_write: bool) -> None:
+        self._mode, self.made_on_cpu, self.may_write = mode, made_on_cpu, may_write
         self._saved: list[Any] = []
         self._by_path: dict[str, int] = {}
 
@@ -104,7 +104,7 @@ class SavedFiles:
             with DisableTorchDispatch():
                 model = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
                 fake = self._mode.new(model, torch.device("cpu"))
-            self._made_on_cpu(fake)
+            self.made_on_cpu(fake)
             tensor: Tensor = fake
         else:
             tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device=place)
@@ -169,6 +169,7 @@ def _loaded(load: Callable[..., Any], files: SavedFiles) -> Callable[..., Any]:
         number = files.holds(f)
         if number is not None:
             return files.read(number, _location(map_location))
+        stays_mapped = bool(kwargs.get("mmap"))
         if isinstance(f, str | os.PathLike) and _is_zip(f):
             kwargs.setdefault("mmap", True)
         saved_on: set[str] = set()
@@ -180,9 +181,20 @@ def _loaded(load: Callable[..., Any], files: SavedFiles) -> Callable[..., Any]:
         with disable_current_modes(), DisableTorchFunction():
             content = load(f, note if map_location is None else "cpu", *args, **kwargs)
         to_card = "cuda" in saved_on if map_location is None else _location(map_location) == "cuda"
-        return _moved(content) if to_card else content
+        if to_card:
+            return _moved(content)
+        for tensor in [] if stays_mapped else _real_tensors(content):
+            files.made_on_cpu(tensor)
+        return content
 
     return call
+
+
+def _real_tensors(content: Any) -> list[Tensor]:
+    """The tensors of what was read from a file, one for each storage."""
+    leaves = tree_flatten(content)[0]
+    tensors = [leaf for leaf in leaves if type(leaf) is Tensor and leaf.layout is torch.strided]
+    return list({storage_id_of(tensor): tensor for tensor in tensors}.values())
 
 
 def _is_zip(file: Any) -> bool:

@@ -89,7 +89,7 @@ class ScriptTracer(Tracer):
         if not self.is_paused:
             super().event(kind, storage, row)
 
-    def made_on_cpu(self, tensor: FakeTensor) -> None:
+    def made_on_cpu(self, tensor: Tensor) -> None:
         """Notes a tensor that no operator made: one that was read from a file. On the CPU its bytes count."""
         if self.device_type == "cpu" and not self._is_quiet:
             self.see(tensor, self.last_row)
