@@ -48,6 +48,11 @@ _BELOW = frozenset({_aten.lt.Scalar, _aten.le.Scalar})
 _ABOVE = frozenset({_aten.gt.Scalar, _aten.ge.Scalar})
 
 
+def _asks_size(func: Any) -> bool:
+    """Whether the size of an operator's result may depend on data."""
+    return func in _INDEXED or (asks_data(func) and func not in _OF_FAKES)
+
+
 class ScriptTracer(Tracer):
     """Records as Tracer does. ``on_operator`` is called before each operator that involves the card."""
 
@@ -112,14 +117,15 @@ class ScriptTracer(Tracer):
             return self._see_real(func, args, kwargs)
         self.draws.follow(func, args, kwargs)
         if self._is_quiet:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            answered = None if self.is_paused or not _asks_size(func) else self._from_content(func, types, args, kwargs)
+            return super().__torch_dispatch__(func, types, args, kwargs) if answered is None else answered
         self.on_operator()
         if current_autograd_node() is None:
             self._line = self.lines.note()
             if self.part == "between" and self.watch.steps:
                 self.averages.see(func, args)
                 self._note_function(func, args)
-        if func in _INDEXED or (asks_data(func) and func not in _OF_FAKES):
+        if _asks_size(func):
             answered = self._from_content(func, types, args, kwargs)
             if answered is not None:
                 return answered

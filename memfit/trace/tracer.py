@@ -177,14 +177,14 @@ class Tracer(EventRecord, TorchDispatchMode):
         for kind_of_tensor in types:
             if kind_of_tensor not in _PLAIN and is_traceable_wrapper_subclass_type(kind_of_tensor):
                 return NotImplemented
-        kwargs, kind = kwargs or {}, None if self._is_quiet else operator(func)
-        if (kind is None or kind.may_be_sparse or seen_sparse) and takes_sparse(func, args):
+        kwargs, kind = kwargs or {}, operator(func)
+        if (kind.may_be_sparse or seen_sparse) and takes_sparse(func, args):
             with self:
                 result = answer_sparse(self.virtual, func, args, kwargs)
             if result is not NOT_SPARSE:
                 return result
-        if kind is None:
-            return func(*args, **kwargs)
+        if self._is_quiet:
+            return self._unrecorded(kind, func, args, kwargs)
         inference, node = torch.is_inference_mode_enabled(), current_autograd_node()
         if kind.in_place is not None and writes_into_zeros(node, args[0]):
             func = kind.in_place
@@ -246,6 +246,16 @@ class Tracer(EventRecord, TorchDispatchMode):
         self.call_memory.note(kind, func, args, kwargs, node)
         if self.part == "forward":
             self.net_kind.note(func, args)
+        return out
+
+    def _unrecorded(self, kind: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        """One call of which nothing is recorded. What is known of the tensors is followed as in a recorded call."""
+        if func is _ITEM and (number := constant_values.known_item(args[0])) is not None:
+            return number
+        out = func(*args, **kwargs)
+        constant_values.follow(func, args, kwargs, out)
+        if kind.follows_masks is not None:
+            kind.follows_masks(func, args, out)
         return out
 
     def _see_call(

@@ -217,3 +217,15 @@ def test_a_zero_bubble_schedule_says_which_checkpointing_it_takes() -> None:
 @pytest.mark.skipif(not BEFORE_2_14, reason="torch 2.14 and later take spmd_types")
 def test_spmd_types_on_several_ranks_says_which_torch_takes_it() -> None:
     is_one_line(really(*AT, "--world", "2"), "--set parallelism.spmd_backend=full_dtensor, or install torch 2.14")
+
+
+@needs_torchtitan
+@needs_pipelines
+@pytest.mark.skipif(not is_installed("fla"), reason="flash-linear-attention is not installed")
+@pytest.mark.slow
+def test_images_on_a_pipeline_are_as_many_on_each_stage() -> None:
+    """The first stage, which puts images in the place of their tokens, is of another rank than the traced one."""
+    images = ("predict", "torchtitan:qwen35_debugmodel_moe", "--device", "h200", *WITHOUT_GRAPHS)
+    code, out, err = really(*images, "--rank", "4", "--json")
+    assert code == 0, err
+    assert json.loads(out)["mesh"] == {"pp": 2, "dp_shard": 2, "tp": 2, "ep": 4}

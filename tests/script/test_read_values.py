@@ -25,6 +25,32 @@ def test_a_mask_of_known_ids_selects_as_many_rows_as_it_has(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("device", ["rtx4090", "cpu"])
+def test_what_is_not_recorded_follows_known_values_too(tmp_path: Path, device: str) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch, torch.distributed as dist\n"
+        "from memfit.device.virtual.fake_group import unrecorded\n"
+        "dist.init_process_group('gloo')\n"
+        "where = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "net = torch.nn.Linear(8, 1).to(where)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        "    ids = torch.tensor([[1, 7, 7, 7], [7, 7, 2, 3]]).to(where)\n"
+        "    with unrecorded():\n"
+        "        mask = ids == 7\n"
+        "        rows = torch.ones(2, 4, 8, device=where) * net.weight\n"
+        "        assert mask.sum().item() == 5 and int(mask.sum(-1).max()) == 3\n"
+        "        assert rows[mask].shape == (5, 8) and torch.where(mask)[0].shape == (5,)\n"
+        "        assert torch.bincount(ids.flatten()).shape == (8,)\n"
+        "    loss = net(torch.ones(4, 8, device=where)).sum()\n"
+        f"    {STEP}",
+        device=device,
+        world=2,
+    )
+    assert outcome.error is None, outcome.error.text
+
+
+@pytest.mark.parametrize("device", ["rtx4090", "cpu"])
 def test_masked_select_by_a_known_mask_takes_as_many_of_a_net_as_of_data(tmp_path: Path, device: str) -> None:
     outcome = trace_here(
         tmp_path,
