@@ -16,6 +16,8 @@ NO_LATER_SAVE = "nothing was saved after training began"
 """Phases that a trace did not see, in ``ScriptOutcome.not_seen``."""
 SCRIPT_ENDED = "the script ended"
 """Why a trace stopped, where no loop was cut short."""
+NOT_FOLLOWED = "it started other processes, which a trace does not follow"
+"""Of a script that ended before its first step: what may be why."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ from memfit.script.loop_ends import LoopEnds
 from memfit.script.measure import outcome_of
 from memfit.script.observations import Observations, observed
 from memfit.script.other_processes import other_processes
-from memfit.script.outcome import SCRIPT_ENDED, ScriptCommand, ScriptOutcome, TraceRequest
+from memfit.script.outcome import NOT_FOLLOWED, SCRIPT_ENDED, ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.own_calls import own_calls
 from memfit.script.pretrained import absent_weights
 from memfit.script.ranks import script_ranks
@@ -62,7 +62,6 @@ from memfit.torch_compat.attributes import storage_id, storage_id_of
 from memfit.torch_compat.backend import current_engine, engine_replaced
 from memfit.trace import constant_values, sparse_parts
 
-_NOT_FOLLOWED = "it started other processes, which a trace does not follow"
 BATCHES = 4
 """Batches of a pass over a loader, if the command gives no other number."""
 
@@ -138,8 +137,8 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         if loops.ended and not (failure or stop.reason):
             ended = f"the script ended, its loops cut short after {stop.enough}"
         if not watch.steps and running.observations.started_processes:
-            ended += f"; {_NOT_FOLLOWED}"
-            failure = failure and replace(failure, hint=failure.hint or _NOT_FOLLOWED)
+            ended += f"; {NOT_FOLLOWED}"
+            failure = failure and replace(failure, hint=failure.hint or NOT_FOLLOWED)
         outcome = outcome_of(running, stop.reason or ended, failure)
     report(outcome)
 

@@ -21,6 +21,7 @@ from memfit.script.asked_script import AS_WRITTEN
 from memfit.script.command import torchrun_variables
 from memfit.script.launch import free_host_bytes, trace_script
 from memfit.script.outcome import ScriptCommand, TraceRequest
+from memfit.script.titan.advice import advice
 from memfit.script.titan.describe import Description, describe_target
 from memfit.script.titan.target import (
     DEGREES,
@@ -162,8 +163,8 @@ class AskedTitan(AskedJob):
         """One rank's trace; ``facts`` gets what it asked of the card."""
         outcome = trace_script(self.request(rank, shape, device))
         if outcome.error is not None:
-            hint = outcome.error.hint.partition(_STUB)[0]
-            raise InputError(self.name, outcome.error.summary, _what_to_write(outcome.error.summary, hint))
+            summary = outcome.error.summary
+            raise InputError(self.name, summary, advice(summary, outcome.error.hint))
         if outcome.trace is None or outcome.windows < _STEPS:
             write = "write more steps (--set training.steps=10)"
             raise InputError(self.name, f"it was not traced to two complete steps ({outcome.ended})", write)
@@ -201,22 +202,5 @@ class AskedTitan(AskedJob):
         raise InputError(self.name, "a configuration of torchtitan has no such question", "write a job (docs/job.md)")
 
 
-def _what_to_write(summary: str, hint: str) -> str:
-    """What a person does about an error of torchtitan: kernels of MXFP8 and NVFP4 are Triton's, or other packages'.
-
-    Args:
-        hint: what a trace of any script says of the error; it counts where nothing is known of torchtitan's.
-    """
-    if "triton" in summary.lower() and not is_installed("triton"):
-        return "install triton, whose kernels these layers start"
-    if _SELECTIVE in summary:
-        return "write --set activation_checkpoint=full or none, since this schedule goes backward through a layer twice"
-    return hint or ("install what it names" if "install" in summary else "change the settings that it names")
-
-
-_STUB = ", or write --stub"
-"""Of a hint about a missing package, which ``memfit trace`` alone can leave out."""
-_SELECTIVE = "region computed under selective activation checkpoint"
-"""Of torch's error where a zero-bubble schedule meets selective checkpointing."""
 _FIRST = "rank 0 was traced: tensors are cut by ceiling division, first parts are largest"
 _FIRST_OF_PLACES = _FIRST.replace("rank 0", "the first rank of each place in the pipeline")

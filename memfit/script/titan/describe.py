@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from memfit.device.virtual.patching import replaced
-from memfit.errors import InputError, install_extra, is_installed
+from memfit.errors import InputError, describe, install_extra, is_installed
 from memfit.planner.prediction import NetSize
 from memfit.script.launch import script_environment
-from memfit.script.titan.target import DEGREES, TitanTarget, target_from_json
+from memfit.script.titan.advice import advice
+from memfit.script.titan.target import DEGREES, PREFIX, TitanTarget, target_from_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,7 @@ def _described(target: TitanTarget) -> Description:
             loader=config.dataloader._owner.__name__,
             makes_rows=reads_images(config) or reads_image_rows(config) or _reads_texts(config, texts),
             has_pipelines="arg_mbs" in inspect.signature(PipelineScheduleSingle.step).parameters,
-            net=_net(config),
+            net=_net(target, config),
             torch=torch.__version__,
             torchtitan=torchtitan.__version__,
         )
@@ -170,14 +171,22 @@ def _not_validated(config: Any) -> Iterator[str]:
         )
 
 
-def _net(config: Any) -> NetSize:
-    """The whole model, before it is cut for ranks."""
+def _net(target: TitanTarget, config: Any) -> NetSize:
+    """The whole model, before it is cut for ranks.
+
+    Raises:
+        InputError: the model does not take the configuration's settings, or needs what is not installed.
+    """
     import torch
 
     spec = config.model_spec
-    spec.model.update_from_config(config=config)
-    with torch.device("meta"):
-        parameters = list(spec.model.build().parameters())
+    try:
+        spec.model.update_from_config(config=config)
+        with torch.device("meta"):
+            parameters = list(spec.model.build().parameters())
+    except (ImportError, ValueError, AssertionError, NotImplementedError) as error:
+        why = describe(error)
+        raise InputError(f"{PREFIX}{target.config}", why, advice(why)) from error
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return NetSize(
         name=spec.name, parameters=sum(parameter.numel() for parameter in parameters), tensors=len(parameters),

@@ -82,12 +82,3 @@ def test_a_package_that_is_missing_is_to_be_installed(monkeypatch: pytest.Monkey
     with pytest.raises(InputError) as refused:
         asked("2.14.1", has_pipelines=True).question(Shape(items=8), find_device("h100"))
     assert refused.value.write == "install kernels"
-
-
-def test_what_a_layer_needs_is_said_rather_than_what_a_trace_does_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = SimpleNamespace(summary="AssertionError: needs triton", hint="it started other processes")
-    monkeypatch.setattr(asked_titan, "trace_script", lambda request: SimpleNamespace(error=error))
-    monkeypatch.setattr(asked_titan, "is_installed", lambda package: False)
-    with pytest.raises(InputError) as refused:
-        asked("2.14.1", has_pipelines=True).question(Shape(items=8), find_device("h100"))
-    assert refused.value.write == "install triton, whose kernels these layers start"
