@@ -229,3 +229,16 @@ def test_images_on_a_pipeline_are_as_many_on_each_stage() -> None:
     code, out, err = really(*images, "--rank", "4", "--json")
     assert code == 0, err
     assert json.loads(out)["mesh"] == {"pp": 2, "dp_shard": 2, "tp": 2, "ep": 4}
+
+
+@needs_torchtitan
+@pytest.mark.slow
+def test_variable_length_attention_needs_no_kernels_of_a_card() -> None:
+    """FlashAttention 3 on an H100, which attends to rows in their documents: its peak is near that of FlexAttention."""
+    packed, flex = (
+        really("predict", f"torchtitan:{name}", *AT[2:], *SMALL, "--json")
+        for name in ("llama3_debugmodel_varlen_attn", "llama3_debugmodel")
+    )
+    assert (packed[0], flex[0]) == (0, 0), packed[2]
+    peaks = [json.loads(out)["phases"]["train"]["allocated_bytes"] for _, out, _ in (packed, flex)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.1)

@@ -109,6 +109,7 @@ def _described(target: TitanTarget) -> Description:
 
         with replaced(torch.cuda, is_available=lambda: True, get_device_capability=lambda *device: _CAPABILITY):
             config = load_config(target)
+        model = _built(target, config)
         texts = [kind for name in _TEXT_LOADERS if (kind := getattr(text_datasets, name, None)) is not None]
         return Description(
             module=config.model_spec.name,
@@ -118,11 +119,11 @@ def _described(target: TitanTarget) -> Description:
             length=image_tokens(config) if reads_images(config) else config.training.seq_len,
             backend=config.parallelism.spmd_backend,
             not_modelled=_not_modelled(config),
-            not_validated=tuple(_not_validated(config)),
+            not_validated=tuple(_not_validated(config, model)),
             loader=config.dataloader._owner.__name__,
             makes_rows=reads_images(config) or reads_image_rows(config) or _reads_texts(config, texts),
             has_pipelines="arg_mbs" in inspect.signature(PipelineScheduleSingle.step).parameters,
-            net=_net(target, config),
+            net=_net(config.model_spec.name, model),
             torch=torch.__version__,
             torchtitan=torchtitan.__version__,
         )
@@ -147,10 +148,11 @@ def _not_modelled(config: Any) -> dict[str, str]:
     return refused
 
 
-def _not_validated(config: Any) -> Iterator[str]:
+def _not_validated(config: Any, model: Any) -> Iterator[str]:
     """Lines about settings of which memfit has a model and no measured run."""
     from torchtitan.components.quantization.utils import has_quantization
 
+    from memfit.script.titan.flash_kernels import packs_rows
     from memfit.script.titan.image_rows import image_line, reads_image_rows
     from memfit.script.titan.images import reads_images
 
@@ -164,6 +166,11 @@ def _not_validated(config: Any) -> Iterator[str]:
         if backend != "inductor":
             rest = f"were traced as eager, since memfit does not model the backend {backend}"
         yield f"no compiled run was measured (compile.enable, {parts}); compiled bytes {rest}"
+    if packs_rows(model):
+        yield (
+            "no run with variable-length attention was measured; what its kernels (FlashAttention 2, 3 or 4) take "
+            "inside is not counted"
+        )
     if has_quantization(config.model_spec.model):
         yield (
             "no run with quantized layers was measured; their bytes are those of the tensors that torchao and "
@@ -171,8 +178,8 @@ def _not_validated(config: Any) -> Iterator[str]:
         )
 
 
-def _net(target: TitanTarget, config: Any) -> NetSize:
-    """The whole model, before it is cut for ranks.
+def _built(target: TitanTarget, config: Any) -> Any:
+    """The whole model, on the ``meta`` device, before it is cut for ranks.
 
     Raises:
         InputError: the model does not take the configuration's settings, or needs what is not installed.
@@ -183,13 +190,18 @@ def _net(target: TitanTarget, config: Any) -> NetSize:
     try:
         spec.model.update_from_config(config=config)
         with torch.device("meta"):
-            parameters = list(spec.model.build().parameters())
+            return spec.model.build()
     except (ImportError, ValueError, AssertionError, NotImplementedError) as error:
         why = describe(error)
         raise InputError(f"{PREFIX}{target.config}", why, advice(why)) from error
+
+
+def _net(name: str, model: Any) -> NetSize:
+    """The size of the whole model."""
+    parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return NetSize(
-        name=spec.name, parameters=sum(parameter.numel() for parameter in parameters), tensors=len(parameters),
+        name=name, parameters=sum(parameter.numel() for parameter in parameters), tensors=len(parameters),
         trainable=sum(parameter.numel() for parameter in trained), trainable_tensors=len(trained),
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ import torch
 
 from memfit.script.titan.balanced_experts import balance_experts
 from memfit.script.titan.config import importable, load_config
+from memfit.script.titan.flash_kernels import stand_in_flash_kernels
 from memfit.script.titan.image_rows import reads_image_rows, stand_in_image_rows
 from memfit.script.titan.images import reads_images, stand_in_images
 from memfit.script.titan.other_stages import other_stages
@@ -26,6 +27,7 @@ def main() -> None:
         config = load_config(target_from_json(sys.argv[1]))
         stand_in(config)
         balance_experts()
+        stand_in_flash_kernels()
         with other_stages(config) as follow:
             trainer = config.build()
             follow(trainer)
