@@ -23,4 +23,5 @@ def advice(summary: str, hint: str = "") -> str:
         return "install triton, whose kernels these layers start"
     if _SELECTIVE in summary:
         return "write --set activation_checkpoint=full or none, since this schedule goes backward through a layer twice"
-    return hint or ("install what it names" if "install" in summary else "change the settings that it names")
+    is_missing = "install" in summary.lower() or summary.startswith(("ImportError", "ModuleNotFoundError"))
+    return hint or ("install what it names" if is_missing else "change the settings that it names")

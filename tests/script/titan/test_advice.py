@@ -15,6 +15,7 @@ from memfit.script.titan.target import parse_target
     [
         ("AssertionError: needs triton", NOT_FOLLOWED, "install triton, whose kernels these layers start"),
         ("NotImplementedError: please install apache-tvm-ffi", NOT_FOLLOWED, "install what it names"),
+        ("ImportError: DeepEP v2 is required. Install from: its repository", "", "install what it names"),
         ("ValueError: tp does not divide the heads", NOT_FOLLOWED, "change the settings that it names"),
         ("No module named 'kernels'", "install kernels, or write --stub kernels if so", "install kernels"),
         ("ValueError: no row is selected", "a trace has no data", "a trace has no data"),
