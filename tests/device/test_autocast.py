@@ -178,3 +178,15 @@ def test_arguments_are_cast_last_first(gpu, no_gc):
     with MinimalTracer(gpu) as tracer, torch.autocast(NAME, dtype=torch.bfloat16):
         net(x)
     assert tracer.events[:3] == [4 * 2, 4 * 16 * 2, 2 * 16 * 2]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("given", HALF)
+def test_float32_casts_half_precision_up_as_cudas_autocast_does(gpu, no_gc, given):
+    """Routers of experts ask for it (torchtitan's); the CPU's autocast refuses it with a warning. Copies of both
+    operands in float32 are kept for backward, 4 x 8 and 8 x 8."""
+    x, weight = (torch.ones(rows, 8, device=gpu.device, dtype=given, requires_grad=True) for rows in (4, 8))
+    with MinimalTracer(gpu) as tracer, torch.autocast(NAME, dtype=torch.float32):
+        scores = F.linear(x, weight)
+    assert scores.dtype is torch.float32
+    assert tracer.live == 4 * (4 * 8 + 8 * 8 + 4 * 8)
