@@ -118,7 +118,7 @@ def _described(target: TitanTarget) -> Description:
             batch=config.training.local_batch_size,
             length=image_tokens(config) if reads_images(config) else config.training.seq_len,
             backend=config.parallelism.spmd_backend,
-            not_modelled=_not_modelled(config),
+            not_modelled=_not_modelled(config, model),
             not_validated=tuple(_not_validated(config, model)),
             loader=config.dataloader._owner.__name__,
             makes_rows=reads_images(config) or reads_image_rows(config) or _reads_texts(config, texts),
@@ -140,9 +140,17 @@ _TEXT_LOADERS = ("HuggingFaceTextDataLoader", "InterleavedHuggingFaceTextDataLoa
 """Loaders of torchtitan that give rows of tokens."""
 
 
-def _not_modelled(config: Any) -> dict[str, str]:
+_SYMMETRIC = ("MinimalAsyncEPTokenDispatcher",)
+"""Dispatchers of tokens that allocate torch's symmetric memory, which asks the driver of a card."""
+
+
+def _not_modelled(config: Any, model: Any) -> dict[str, str]:
     """Settings of which memfit has no model, and what to write."""
     refused = {}
+    dispatchers = {type(getattr(module, "token_dispatcher", None)).__name__ for module in model.modules()}
+    if symmetric := dispatchers.intersection(_SYMMETRIC):
+        write = "write a configuration whose experts send their tokens by all-to-all"
+        refused[f"symmetric memory ({', '.join(symmetric)})"] = write
     if config.comm.mode != "default":
         refused[f"comm.mode={config.comm.mode}"] = "write --set comm.mode=default"
     return refused
@@ -189,9 +197,9 @@ def _built(target: TitanTarget, config: Any) -> Any:
     spec = config.model_spec
     try:
         spec.model.update_from_config(config=config)
-        with torch.device("meta"):
+        with torch.device("meta"), replaced(torch.cuda, current_device=lambda: 0):
             return spec.model.build()
-    except (ImportError, ValueError, AssertionError, NotImplementedError) as error:
+    except (ImportError, ValueError, AssertionError, RuntimeError) as error:
         why = describe(error)
         raise InputError(f"{PREFIX}{target.config}", why, advice(why)) from error
 

@@ -34,3 +34,14 @@ def test_settings_that_a_model_does_not_take_are_those_to_change() -> None:
     with pytest.raises(InputError, match="requires expert parallelism") as refused:
         describe_target(parse_target("torchtitan:deepseek_v3_debugmodel_hybridep", None, {}))
     assert refused.value.write == "change the settings that it names"
+
+
+@pytest.mark.skipif(not is_installed("torchtitan"), reason="torchtitan is not installed")
+def test_experts_whose_tokens_go_through_symmetric_memory_are_refused_by_name() -> None:
+    settings = {
+        "parallelism.expert_parallel_degree": "2", "training.disable_cuda_graphs": "true",
+        "activation_checkpoint": "full",
+    }  # fmt: skip
+    described = describe_target(parse_target("torchtitan:deepseek_v3_debugmodel_minimal_async_ep", None, settings))
+    assert described.net.parameters > 0
+    assert list(described.not_modelled) == ["symmetric memory (MinimalAsyncEPTokenDispatcher)"]
