@@ -283,7 +283,6 @@ class Job(Settings):
         """What ``validate`` is given; by default a batch of the training micro-batch's shape."""
         return self.batch(shape)
 
-    @property
     def validation_on_host(self) -> Sequence[str]:
         """Keys of a validation batch that stay on the host, such as a whole video: ``validate`` moves parts of it."""
         return ()

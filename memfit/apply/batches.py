@@ -34,10 +34,10 @@ def validation_on_device(job: Job, batch: Any, device: torch.device) -> Any:
         InputError: as ``on_device``; the batch has no such part.
     """
     kept = {}
-    for name in job.validation_on_host:
+    for name in job.validation_on_host():
         if not isinstance(batch, Mapping) or name not in batch:
             why = "the validation batch is no dict with this key"
-            raise InputError(f"{type(job).__name__}.validation_on_host: {name!r}", why, "write keys of that dict")
+            raise InputError(f"{type(job).__name__}.validation_on_host(): {name!r}", why, "write keys of that dict")
         kept[name] = batch[name]
     if not kept:
         return on_device(batch, device)

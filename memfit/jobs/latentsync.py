@@ -267,7 +267,6 @@ class LatentSyncStage1(Job):
             "posterior": torch.randn(clips, 3, self.frames, 4, side, side, **kind),
         }
 
-    @property
     def validation_on_host(self) -> Sequence[str]:
         return ("positions", "cepstra", *(("faces", "audio") if self.validation_keeps == "host" else ()))
 

@@ -69,16 +69,16 @@ class Difference:
 
 
 def loss_difference(name: str, ours: float, theirs: float, scale: float, bound: float) -> Difference:
-    """Relative to ``scale``, the sum of what the loss was added up from, or to the loss on the other side."""
+    """Relative to ``scale``, the sum of what the loss was added up from; where that is 0, to the other side's loss."""
     is_finite = math.isfinite(ours) and math.isfinite(theirs)
-    relative = abs(ours - theirs) / (max(scale, abs(theirs)) or 1.0) if is_finite else math.inf
+    relative = abs(ours - theirs) / (scale or abs(theirs) or 1.0) if is_finite else math.inf
     return Difference(relative=relative, of_bound=relative / bound, name=name)
 
 
 def gradient_difference(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], magnitudes: Mapping[str, Tensor], bound: float
 ) -> Difference:
-    """Over every element of every tensor; one that only one side has differs wholly.
+    """Over every element of every tensor; one that only one side has, or that is 0 on one side, differs wholly.
 
     Args:
         bound: of gradients in fp32.
@@ -89,7 +89,8 @@ def gradient_difference(
             worst = worst.worse(Difference(relative=1.0, of_bound=1 / bound, name=name))
             continue
         mine, others = ours[name].double(), theirs[name].double()
-        scale = torch.maximum(magnitudes.get(name, mine).double().abs(), torch.maximum(mine.abs(), others.abs()))
+        scale = torch.maximum(magnitudes.get(name, mine).double().abs(), mine.abs())
+        scale = torch.where(scale == 0, others.abs(), scale)
         apart = (mine - others).abs()
         relative = _largest(torch.where(apart == 0, 0.0, apart / scale.clamp_min(torch.finfo(torch.float32).tiny)))
         own = bound * coarser(ours[name].dtype, theirs[name].dtype)
@@ -100,15 +101,15 @@ def gradient_difference(
 def weight_difference(
     ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], allowed: Mapping[str, Tensor]
 ) -> Difference:
-    """Relative to each tensor's largest element on either side; ``allowed`` is the bound of every element, of which a
-    difference takes infinitely much where it is 0."""
+    """Relative to each tensor's largest element, or where it is 0, to the other side's; ``allowed`` is the bound of
+    every element, of which a difference takes infinitely much where it is 0."""
     worst = Difference()
     for name, mine in ours.items():
         apart = (mine.double() - theirs[name].double()).abs()
         unit = UNIT * coarser(mine.dtype)
         room = allowed[name].double() if name in allowed else mine.abs().double() * 2 * unit
         ratio = _largest(torch.where(apart == 0, 0.0, apart / room))
-        largest = torch.maximum(mine.abs().max(), theirs[name].abs().max()).clamp_min(torch.finfo(torch.float32).tiny)
+        largest = mine.abs().max() or theirs[name].abs().max().clamp_min(torch.finfo(torch.float32).tiny)
         worst = worst.worse(Difference(relative=_largest(apart / largest), of_bound=ratio, name=name))
     return worst
 
