@@ -110,3 +110,17 @@ def test_shapes_that_do_not_broadcast_are_refused():
 def test_tensors_of_two_devices_are_refused(gpu):
     with pytest.raises(RuntimeError, match="device"):
         torch.zeros(3, device="cuda") + torch.zeros(3, device="cpu")
+
+
+def test_out_arguments_without_a_kernel_for_meta_tensors_are_given_back(gpu):
+    """What inductor calls for a compiled Float8 layer: its output is allocated before."""
+    rows, columns = (torch.empty(32, 16, device=gpu.device, dtype=torch.float8_e4m3fn) for _ in range(2))
+    scales = [torch.ones(32, 1, device=gpu.device), torch.ones(1, 32, device=gpu.device)]
+    out = torch.empty(32, 32, device=gpu.device, dtype=torch.bfloat16)
+    given = torch.ops.aten._scaled_mm.out(rows, columns.t(), *scales, out_dtype=torch.bfloat16, out=out)
+    assert given is out
+    assert (out.shape, out.dtype, out.fake_device.type) == ((32, 32), torch.bfloat16, gpu.device.type)
+
+
+def test_an_out_argument_whose_size_data_tell_is_not_taken_for_the_result():
+    assert not meta_kernels.outs_without_kernel(torch.ops.aten.masked_select.out)

@@ -1,4 +1,5 @@
-"""Views, pointwise and structured operators by torch's own kernels for meta tensors, and operators that only write.
+"""Views, pointwise and structured operators by torch's own kernels for meta tensors, and operators that only write, to
+``out`` or to what they are given.
 
 FakeTensorMode decomposes many of these in Python, for the sake of symbolic shapes, at up to fifty times the cost, and
 with other strides of dimensions of one than a real run has. A trace has no symbols. What it has, devices, is plain
@@ -52,6 +53,26 @@ def only_writes(func: Any) -> bool:
     return writes and not any(has_kernel(func.name(), key) for key in ("Meta", *_COMPOSITE))
 
 
+@cache
+def outs_without_kernel(func: Any) -> tuple[str, ...]:
+    """The ``out`` arguments that an operator fills and gives back, where torch has no kernel of it for meta tensors, as
+    of ``_scaled_mm.out``, which compiled layers of Float8 call. Empty for any other operator, and where data tell the
+    size."""
+    if not isinstance(func, OpOverload) or func.namespace != "aten":
+        return ()
+    packet = func.overloadpacket
+    if any(_CHANGES_ITS_SHAPE & set(getattr(packet, name).tags) for name in packet.overloads()):
+        return ()
+    outs = tuple(
+        each.name
+        for each in schema_of(func).arguments
+        if each.kwarg_only and each.alias_info is not None and each.alias_info.is_write
+    )
+    if len(outs) != len(schema_of(func).returns):
+        return ()
+    return () if any(has_kernel(func.name(), key) for key in ("Meta", _STRUCTURED, *_COMPOSITE)) else outs
+
+
 def _is_structured(func: Any) -> bool:
     """Whether it is structured, and gives new tensors: such an operator alone has a kernel under this key.
 
@@ -79,6 +100,9 @@ def run(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
     """
     if only_writes(func):
         return None
+    if names := outs_without_kernel(func):
+        outs = tuple(kwargs[name] for name in names)
+        return outs[0] if len(outs) == 1 else outs
     if not suits(func) or not tensors:
         return NOT_HANDLED
     device = tensors[0].fake_device
