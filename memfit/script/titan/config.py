@@ -49,6 +49,14 @@ def importable() -> Iterator[None]:
         yield
 
 
+def configurations() -> dict[str, list[str]]:
+    """By model, the names of its configurations; of none that does not import. Inside of ``importable``."""
+    from torchtitan.models import _supported_models
+
+    registries = {model: _registry(model, required=False) for model in sorted(_supported_models)}
+    return {model: sorted(_configurations(registry)) for model, registry in registries.items() if registry is not None}
+
+
 def load_config(target: TitanTarget) -> Any:
     """The target's ``Trainer.Config``, with its changes made. Inside of ``importable``.
 
