@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from docs import accuracy_tables, benchmark_tables
+from docs import accuracy_tables, benchmark_tables, titan_tables
 from docs.results import GIB, gib, result, table
 
 
@@ -350,15 +350,6 @@ def titan_trainer() -> str:
     return table(["step", "ranks", "allocated GiB", "reserved GiB", "published GiB", "error"], rows)
 
 
-def titan_reach() -> str:
-    """Configurations of torchtitan that are traced, and what stops the others."""
-    rows = []
-    for name, row in result("titan_trainer")["reached"].items():
-        answer = row["why"] if "why" in row else f"{row['allocated_bytes'] / GIB:.2f} GiB allocated"
-        rows.append([name, row["command"].split()[2].removeprefix("torchtitan:"), answer])
-    return table(["what", "configuration", "answer"], rows)
-
-
 def plan_cost() -> str:
     seconds = [row["processor_seconds"] for row in result("plan_speed")["plans"].values()]
     costs = [row["processor_seconds"] for row in result("variants")["variants"]]
@@ -403,7 +394,7 @@ def story() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "published": published, "torchtitan": titan,
-    "torchtitan trainer": titan_trainer, "torchtitan reach": titan_reach,
+    "torchtitan trainer": titan_trainer, "torchtitan registry": titan_tables.registry,
     "upstream scripts": upstream_scripts, "musetalk ranks": musetalk_ranks,
     "accuracy by half": accuracy_tables.accuracy_halves,
     "accuracy by kind of net": accuracy_tables.accuracy_kinds, "accuracy by rule": accuracy_tables.accuracy_rules,
@@ -466,6 +457,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "epochs": sequence_text,
     "thousand ranks": thousand_ranks,
     "torchtitan": titan_text,
+    "torchtitan registry": titan_tables.registry_text,
     "large mesh": large_mesh,
     "plan cost": plan_cost,
     "validation trace limit": validation_trace_limit,
