@@ -28,6 +28,8 @@ SECONDS, MEMORY = 600, 8 << 30
 _RANKS_ASKED = re.compile(r"write --world (\d+)")
 """What memfit writes of a configuration whose mesh takes another number of ranks."""
 SHOWN = ("allocated_bytes", "reserved_bytes")
+PACKAGES = ("torchtitan", "triton", "torchao", "flash-linear-attention", "nvidia-cutlass-dsl")
+"""What configurations need or import where it is installed; ``deep_ep`` is on no registry."""
 
 
 def main() -> int:
@@ -54,7 +56,7 @@ def main() -> int:
 
 def _write(file: Path | None, names: list[str], rows: dict[str, Any]) -> None:
     figures = {"card": CARD, "configurations": len(names), "rows": {name: rows[name] for name in sorted(rows)}}
-    write_result(file, figures, packages=("torchtitan", "triton", "torchao", "flash-linear-attention"))
+    write_result(file, figures, packages=PACKAGES)
 
 
 def _rows_of(file: Path | None) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def registry_text() -> str:
     figures = result("titan_registry")
     rows, versions = figures["rows"], figures["versions"]
     count = sum("why" not in row for row in rows.values())
-    packages = ("torch", "triton", "torchao", "flash-linear-attention")
+    packages = ("torch", "triton", "torchao", "flash-linear-attention", "nvidia-cutlass-dsl")
     beside = ", ".join(f"{name} {versions[name]}" for name in packages if name in versions)
     return (
         f"Of the {figures['configurations']} configurations of torchtitan {versions['torchtitan']}, {len(rows)} were "
