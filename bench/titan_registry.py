@@ -29,7 +29,7 @@ _RANKS_ASKED = re.compile(r"write --world (\d+)")
 """What memfit writes of a configuration whose mesh takes another number of ranks."""
 SHOWN = ("allocated_bytes", "reserved_bytes")
 PACKAGES = ("torchtitan", "triton", "torchao", "flash-linear-attention", "nvidia-cutlass-dsl")
-"""What configurations need or import where it is installed; ``deep_ep`` is on no registry."""
+"""What configurations need, or import where it is installed; PyPI has no ``deep_ep`` of the versions that two need."""
 
 
 def main() -> int:
