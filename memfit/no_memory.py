@@ -30,8 +30,12 @@ def says_no_memory(error: BaseException) -> bool:
         return _is_full()
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    lost = isinstance(error, SystemError) and "without exception set" in str(error)
+    lost = isinstance(error, SystemError) and any(words in str(error) for words in _LOST)
     return lost or isinstance(error, MemoryError)
+
+
+_LOST = ("without exception set", "without setting an exception")
+"""How Python says that a call of its own failed for no reason it kept."""
 
 
 def check_start() -> None:

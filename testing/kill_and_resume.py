@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -54,6 +55,8 @@ def serve() -> None:
                 code = worker.main(RunOptions(**asked["options"]))
             except SystemExit as ended:
                 code = int(ended.code)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(code)
         if asked["stop"]:

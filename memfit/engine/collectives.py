@@ -5,7 +5,6 @@ On a fake process group every rank is taken to be like this one; without a mesh 
 
 from __future__ import annotations
 
-import errno
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from memfit.engine.process_group import every_rank
 from memfit.errors import describe, message_of
+from memfit.no_memory import says_no_memory
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -65,10 +65,8 @@ class RanksOutOfMemoryError(RuntimeError):
 
 def is_memory_failure(error: BaseException) -> bool:
     """Whether an exception says that memory ran out: Python's, the CPU allocator's, CUDA's, or another rank's."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError | RanksOutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError | RanksOutOfMemoryError) or says_no_memory(error):
         return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
     if not isinstance(error, RuntimeError):
         return False
     message = message_of(error)

@@ -35,3 +35,18 @@ def test_a_message_for_which_there_was_too_little_memory_counts_too(length):
 def test_another_failure_does_not(message):
     assert not is_memory_failure(RuntimeError(message))
     assert not is_memory_failure(RuntimeError(message[:60]))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemError("error return without exception set"),
+        SystemError("<built-in method clone of Tensor object at 0x7f> returned NULL without setting an exception"),
+        MemoryError(),
+        OSError(12, "Cannot allocate memory"),
+    ],
+)
+def test_an_error_in_the_place_of_one_that_python_lost_counts(error):
+    assert is_memory_failure(error)
+    assert not is_memory_failure(SystemError("bad argument to internal function"))
+    assert not is_memory_failure(OSError(28, "No space left on device"))

@@ -15,7 +15,8 @@ from memfit.engine.single import Single
 from memfit.errors import Exit
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.recovery.exactly_once import TornStepError
-from memfit.train.recovery.recovery import Recovery, SampleTooLargeError
+from memfit.train.recovery.giving_up import SampleTooLargeError
+from memfit.train.recovery.recovery import Recovery
 from memfit.train.recovery.reduced_limits import StartAgainError
 from testing.faulty_jobs import ASKED, JOBS, Noisy, Plain, Spoiled, run, run_out_of_memory, same
 

@@ -88,13 +88,17 @@ def test_a_stopped_run_goes_on_bit_for_bit(plan, tmp_path):
     assert lines(undisturbed, "samples") == lines(parts, "samples")
 
 
+def is_written(file):
+    return file.exists() and file.stat().st_size > 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_an_interrupted_run_finishes_its_window_and_exits_with_5(plan, tmp_path, number):
     """The signal comes to memfit run alone, which passes it on."""
     run = tmp_path / "run"
     arguments = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(run), "--windows", "100000"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as child:
-        while not (run / "metrics.jsonl").exists() and child.poll() is None:
+        while not is_written(run / "metrics.jsonl") and child.poll() is None:
             time.sleep(0.1)
         child.send_signal(number)
         child.communicate(timeout=300)

@@ -16,6 +16,7 @@ from memfit.engine.collectives import RanksOutOfMemoryError
 from memfit.job import Loss
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
+from memfit.train.recovery import giving_up
 from memfit.train.recovery import recovery as recovery_module
 from memfit.train.recovery.memory_growth import GrownMemoryError
 from memfit.train.recovery.part_sizes import GROW_AFTER
@@ -162,7 +163,7 @@ def test_ranks_give_up_together(here, monkeypatch):
         return [None, (1, "rank 1: memory grew")]
 
     monkeypatch.setattr(recovery, "_smaller", gives_up)
-    monkeypatch.setattr(recovery_module, "gather", of_two_ranks)
+    monkeypatch.setattr(giving_up, "gather", of_two_ranks)
     with pytest.raises(GrownMemoryError, match="rank 1: memory grew"):
         recovery._smaller_on([], None, here=here)
 

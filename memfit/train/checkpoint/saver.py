@@ -90,8 +90,9 @@ class Saver:
             except (MemoryError, RuntimeError) as error:  # of what the job saves, or of the copy
                 if not memory_limit.is_memory_failure(error):
                     raise
-                clear_frames(error)
-                give_back(train_state.device)
+                with memory_limit.lifted():
+                    clear_frames(error)
+                    give_back(train_state.device)
                 self._save(train_state, next_window)
         except (MemoryError, RuntimeError) as error:
             self._memory_failed(next_window, error)
@@ -151,25 +152,25 @@ class Saver:
             except (MemoryError, RuntimeError, OSError) as error:
                 if not memory_limit.is_memory_failure(error):
                     raise
-                clear_frames(error)
-                give_back(torch.device("cpu"))
+                with memory_limit.lifted():
+                    clear_frames(error)
+                    give_back(torch.device("cpu"))
                 self.checkpoints.write(next_window, state, tensors, self.plan, self.lines, body)
             self.written, self.failed = next_window, False
-        except OSError as error:
-            self._failed(
-                next_window,
-                error.strerror or describe(error),
-                self._what_to_do(sum(t.nbytes for t in tensors.values())),
-            )
-        except (MemoryError, RuntimeError) as error:
-            self._memory_failed(next_window, error)
+        except (MemoryError, RuntimeError, OSError) as error:
+            if isinstance(error, OSError) and not memory_limit.is_memory_failure(error):
+                what_to_do = self._what_to_do(sum(t.nbytes for t in tensors.values()))
+                self._failed(next_window, error.strerror or describe(error), what_to_do)
+            else:
+                self._memory_failed(next_window, error)
 
     def _memory_failed(self, next_window: int, error: Exception) -> None:
         if not memory_limit.is_memory_failure(error):
             raise error
-        self._failed(
-            next_window, f"no memory for it: {describe_memory_failure(error)}", "plan again with a larger --memory"
-        )
+        with memory_limit.lifted():
+            self._failed(
+                next_window, f"no memory for it: {describe_memory_failure(error)}", "plan again with a larger --memory"
+            )
 
     def _what_to_do(self, nbytes: int) -> str:
         try:
@@ -206,11 +207,12 @@ class Saver:
                 self._fault = error
 
         try:
-            self._thread = threading.Thread(target=guarded, name="memfit-saver")
-            memory_limit.start_thread(self._thread)
-        except RuntimeError:
-            self._thread = None
+            thread = threading.Thread(target=guarded, name="memfit-saver")
+            memory_limit.start_thread(thread)
+        except (RuntimeError, MemoryError):
             work()
+        else:
+            self._thread = thread
 
     def _join(self) -> None:
         if self._thread is not None:

@@ -16,6 +16,7 @@ from memfit.plan import Plan
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.optimizer_state import has_optimizer_state
 from memfit.train.checkpoint.sharded_checkpoint import save_sharded
+from memfit.train.launch.memory_limit import lifted
 from memfit.train.recovery.failure import clear_frames, describe_memory_failure, give_back
 
 
@@ -102,8 +103,9 @@ class ShardedSaver:
         except (MemoryError, RuntimeError) as error:
             if not is_memory_failure(error):
                 raise
-            fault = _Fault(f"no memory for it: {describe_memory_failure(error)}", memory=True)
-            clear_frames(error)
+            with lifted():
+                fault = _Fault(f"no memory for it: {describe_memory_failure(error)}", memory=True)
+                clear_frames(error)
         first = next((report for report in gather(engine, fault) if report is not None), None)
         if clears and engine.rank > 0:
             shutil.rmtree(unfinished, ignore_errors=True)

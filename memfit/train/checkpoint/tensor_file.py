@@ -141,7 +141,7 @@ class Checksums:
         try:
             assert self._thread is not None
             start_thread(self._thread)
-        except RuntimeError:
+        except (RuntimeError, MemoryError):
             self._thread = None
         return self
 

@@ -10,8 +10,8 @@ from memfit.train.data.reader import ended_in_worker
 from memfit.train.launch.outcome import Outcome
 from memfit.train.loop.run_context import RunContext
 from memfit.train.recovery.exactly_once import TornStepError
+from memfit.train.recovery.giving_up import NothingLeftError, SampleTooLargeError
 from memfit.train.recovery.memory_growth import GrownMemoryError
-from memfit.train.recovery.recovery import NothingLeftError, SampleTooLargeError
 from memfit.train.recovery.reduced_limits import ReducedLimits
 from memfit.train.run_folder import RunFolder
 

@@ -135,9 +135,9 @@ def start_thread(thread: threading.Thread) -> None:
         run()
 
     thread.run = prepare_and_run  # type: ignore[method-assign]
-    with small_stacks():
+    with lifted(), small_stacks():  # another thread may take what was free a moment ago
         thread.start()
-    prepared.wait()
+        prepared.wait()
 
 
 def _make_thread_variables() -> None:
@@ -148,19 +148,58 @@ def _make_thread_variables() -> None:
             torch.empty(-1)
 
 
+class _Limit:
+    """The limit of this process, for all of its threads."""
+
+    def __init__(self) -> None:
+        self.bytes: int | None = None
+        """What holds outside of ``lifted``; None: no limit of memfit's."""
+        self._lifts = 0
+        self._lock = threading.Lock()
+
+    def set(self, allowed: int | None) -> None:
+        with self._lock:
+            self.bytes = allowed
+            self._apply()
+
+    def lift_once(self, number: int) -> None:
+        with self._lock:
+            self._lifts += number
+            if self.bytes is not None:
+                self._apply()
+
+    def _apply(self) -> None:
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        allowed = hard if self.bytes is None or self._lifts else self.bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
+
+
+_limit = _Limit()
+
+
 def limit(budget: int) -> int:
     """Lets this process grow by ``budget`` bytes and no more; gives what it held before."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     before = data_bytes()
-    resource.setrlimit(resource.RLIMIT_DATA, (before + budget, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    _limit.set(before + budget)
     return before
 
 
 def lift() -> None:
     """Takes the limit away."""
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    _limit.set(None)
+
+
+@contextmanager
+def lifted() -> Iterator[None]:
+    """No limit inside, in any thread: what notes a memory failure, and puts back what was done, takes memory itself.
+    Where there is none, Python raises whatever it comes to, such as a SystemError in place of a MemoryError."""
+    _limit.lift_once(1)
+    try:
+        yield
+    finally:
+        _limit.lift_once(-1)
 
 
 def is_memory_failure(error: BaseException) -> bool:

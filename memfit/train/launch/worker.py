@@ -63,7 +63,7 @@ from memfit.train.loop.run_context import RunContext
 from memfit.train.loop.validation_data import no_real_samples
 from memfit.train.recovery.exactly_once import TornStepError
 from memfit.train.recovery.failure import describe_memory_failure
-from memfit.train.recovery.recovery import GIVES_UP
+from memfit.train.recovery.giving_up import GIVES_UP
 from memfit.train.recovery.reduced_limits import (
     NO_REDUCTION,
     StartAgainError,

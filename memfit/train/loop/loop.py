@@ -34,7 +34,7 @@ from memfit.train.loop.memory_reports import MemoryReports
 from memfit.train.loop.metrics import EndedWindow, check_finite, lines_of_window, numbers_of
 from memfit.train.loop.monitor import Monitor
 from memfit.train.loop.phases import Phases
-from memfit.train.loop.preflight import largest, preflight_training, try_saving
+from memfit.train.loop.preflight import largest_micro_batches, preflight_training, try_saving
 from memfit.train.loop.rank_report import RankReport
 from memfit.train.loop.run_context import (
     RunContext,
@@ -45,12 +45,10 @@ from memfit.train.loop.run_context import (
 )
 from memfit.train.loop.validations import Validations
 from memfit.train.recovery.failure import Failure, clear_frames, held_bytes, requested_bytes
-from memfit.train.recovery.recovery import GIVES_UP, Recovery
+from memfit.train.recovery.giving_up import GIVES_UP
+from memfit.train.recovery.recovery import Recovery
 from memfit.train.recovery.reduced_limits import ReducedLimits, StartAgainError
 from memfit.train.run_folder import Lines
-
-PROVEN_FROM = 64
-"""Windows among which the largest micro-batch is looked for."""
 
 
 class GivenUpError(RuntimeError):
@@ -140,9 +138,10 @@ class TrainingLoop:
                 try:
                     stopped = self._train_window(context.windows.window(number))
                 except (AbandonedError, Exception) as error:
+                    memory_limit.lift()  # nothing is trained after this, and what is said of it takes memory
                     if not (isinstance(error, AbandonedError) or self._ends_early(error)):
-                        if memory_limit.is_memory_failure(error) and (grown := self._grown_memory(error)):
-                            raise grown from None  # outside of what recovery does again, as where the run saves
+                        if memory_limit.is_memory_failure(error):
+                            raise self._failed_after_step(number, error) from None
                         raise
                     clear_frames(error)
                     self._recovery.go_back()
@@ -206,6 +205,7 @@ class TrainingLoop:
         reports = gather(self._engine, self._report(result, readings["measured_process_bytes"]))
         if self._engine.rank == 0:
             context.folder.append_soon(partial(self._lines, ended, reports))
+        self._at = Position(number + 1)
         if self._state.scaler is not None:  # without a scaler, a step is taken only after its loss was checked
             check_finite(numbers_of(result), window)
         stopped = True in [report.stop for report in reports]
@@ -280,14 +280,7 @@ class TrainingLoop:
         """Tries each phase once, the largest first, after training, whose step makes the state that the others lie
         beside. Every rank tries the largest micro-batch of any rank."""
         context = self._context
-        some = range(context.first, min(context.first + PROVEN_FROM, context.last))
-        shares = [share for number in some for share in context.windows.window(number).ranks]
-        windows = [self._recovery.sizes.parts_of(share) for share in shares]
-        ids = largest(windows, lambda ids: padded_units(context, ids))
-        most = max(map(len, windows))
-        count = most if self._engine.stages > 1 else min(most, 2)
-        make = partial(make_micro_batch, self._state, context, context.first)
-        parts = self._recovery.micro_batches([ids] * count, lambda ids, keeps: make(ids, keeps=keeps))
+        parts = largest_micro_batches(self._state, context, self._recovery)
         sizes = {name: phase.get("process_bytes", 0) for name, phase in context.plan.phases.items()}
         try:
             with ForkedCopyGuard(), preflight_training(self._state, parts, self._recovery, self._mark):
@@ -306,6 +299,7 @@ class TrainingLoop:
         if self._saver is None:
             return
         self._context.progress("save", next_window)
+        self._recovery.mark("save")
         self._context.folder.write_waiting()
         if self._engine.rank == 0 and isinstance(self._context.samples, StreamSamples):
             self._write_stream_state(next_window * self._context.plan.global_batch)
@@ -375,6 +369,16 @@ class TrainingLoop:
         memory_limit.lift()
         why = self._grown_memory(error) or error
         self._save_before(number, why, together=self._engine.world == 1)
+        return why
+
+    def _failed_after_step(self, number: int, error: Exception) -> Exception:
+        """Memory ran out outside of what recovery does again, as where the run saves. Where the window is done, so are
+        its lines, and the state is saved."""
+        clear_frames(error)
+        why = self._grown_memory(error) or error
+        if self._engine.world == 1 and self._at.window == number + 1:
+            with contextlib.suppress(NotFiniteError, MemoryError, OSError, RuntimeError):  # it may fail in the same way
+                self._stopped_before(number + 1)
         return why
 
     def _finish(self) -> Exit:

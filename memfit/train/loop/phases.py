@@ -138,14 +138,14 @@ class Phases:
             return ValidationResult(metrics=None, tries=0, note=left)
         modules = [module for net in self._state.nets.values() for module in net.modules()]
         attributes, tries = AttributeSnapshot(modules, self._state.job), 0
-        attributes.keep()
         while True:
             shape = self._shape()
             tries += 1
-            mine = self._try(shape, briefly, strict, abandons)
+            mine = self._try(attributes, shape, briefly, strict, abandons)
             ranks = gather(self._state.engine, mine)
             if any(result.abandoned or result.reason is not None for result in ranks):
-                attributes.restore()
+                with memory_limit.lifted():
+                    attributes.restore()
             if any(result.abandoned for result in ranks):
                 return ValidationResult(metrics=None, tries=tries, note="the run was asked to stop")
             failures = {rank: result for rank, result in enumerate(ranks) if result.reason is not None}
@@ -165,9 +165,15 @@ class Phases:
                 return ValidationResult(metrics=None, tries=tries, note=reason)
 
     def _try(
-        self, shape: Shape, briefly: bool, strict: bool, abandons: Callable[[], AbstractContextManager[None]]
+        self,
+        attributes: AttributeSnapshot,
+        shape: Shape,
+        briefly: bool,
+        strict: bool,
+        abandons: Callable[[], AbstractContextManager[None]],
     ) -> _Tried:
         try:
+            attributes.keep()
             with ForkedCopyGuard(), self.phase("validate"), abandons():
                 return _Tried(metrics=self._once(shape, briefly))
         except AbandonedError as error:
@@ -175,13 +181,14 @@ class Phases:
             return _Tried(abandoned=True)
         except Exception as error:
             together = self._state.engine.syncs_in_backward and self._state.engine.world > 1
-            memory = memory_limit.is_memory_failure(error)
-            if (together and is_lost_rank(error)) or (strict and not memory):
-                raise
-            described = f"out of memory: {describe_memory_failure(error)}" if memory else describe(error)
-            reason = str(error) if isinstance(error, InputError) else described
-            failed = _Tried(reason=reason, memory=memory)
-            clear_frames(error)
+            with memory_limit.lifted():
+                memory = memory_limit.is_memory_failure(error)
+                if (together and is_lost_rank(error)) or (strict and not memory):
+                    raise
+                described = f"out of memory: {describe_memory_failure(error)}" if memory else describe(error)
+                reason = str(error) if isinstance(error, InputError) else described
+                failed = _Tried(reason=reason, memory=memory)
+                clear_frames(error)
             if together:
                 limits = ReducedLimits(validations=self._limits.validations + failed.memory, validates=failed.memory)
                 raise StartAgainError(f"validation: {failed.reason}", limits) from None

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,11 +34,15 @@ from memfit.torch_compat.attributes import local_storage_id, schema_of
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.checkpoint.sharded_saver import ShardedSaver
-from memfit.train.launch.memory_limit import is_memory_failure
+from memfit.train.launch.memory_limit import is_memory_failure, lifted
+from memfit.train.loop.run_context import RunContext, make_micro_batch, padded_units
 from memfit.train.recovery.exactly_once import ATTEMPTS
 from memfit.train.recovery.failure import clear_frames, give_back
 from memfit.train.recovery.recovery import Recovery
 from memfit.train.recovery.step_attributes import StepAttributes, state_values
+
+PROVEN_FROM = 64
+"""Windows among which the largest micro-batch is looked for."""
 
 
 @contextmanager
@@ -108,8 +113,9 @@ def _again(act: Callable[[], None], device: torch.device) -> None:
         except Exception as error:
             if not is_memory_failure(error):
                 raise
-            clear_frames(error)
-            give_back(device)
+            with lifted():
+                clear_frames(error)
+                give_back(device)
     return act()
 
 
@@ -165,6 +171,13 @@ class _LeavesAlone(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def largest(windows: Sequence[Sequence[tuple[int, ...]]], cost: Callable[[tuple[int, ...]], int]) -> tuple[int, ...]:
-    """The micro-batch of these windows that costs most."""
-    return max((ids for window in windows for ids in window), key=cost)
+def largest_micro_batches(train_state: TrainState, context: RunContext, recovery: Recovery) -> list[MicroBatch]:
+    """Of the first windows, the micro-batch of any rank that costs most, as often as a trial needs it."""
+    some = range(context.first, min(context.first + PROVEN_FROM, context.last))
+    shares = [share for number in some for share in context.windows.window(number).ranks]
+    windows = [recovery.sizes.parts_of(share) for share in shares]
+    ids = max((ids for window in windows for ids in window), key=lambda ids: padded_units(context, ids))
+    most = max(map(len, windows))
+    count = most if train_state.engine.stages > 1 else min(most, 2)
+    make = partial(make_micro_batch, train_state, context, context.first)
+    return recovery.micro_batches([ids] * count, lambda ids, keeps: make(ids, keeps=keeps))

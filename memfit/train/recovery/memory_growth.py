@@ -95,14 +95,30 @@ class MemoryGrowth:
 
     def latest(self, needed: int) -> Growth | None:
         """The growth of ``needed`` bytes or more that goes on up to the last reading, where memory has run out; None
-        where there is none. Over all readings, else the last half or quarter of them: what a process takes or gives
-        back once, such as a checkpoint's buffers, hides a growth.
+        where there is none.
+
+        Over all readings, else from a later one on, else over all of them without their largest drop: what a process
+        takes or gives back once, such as a checkpoint's buffers, hides a growth.
         """
-        for part, least in ((1, FEW), (2, MANY), (4, MANY)):
-            growth = _steady(self._readings[-(len(self._readings) // part) :], least)
-            if growth is not None and growth.bytes >= needed:
-                return growth
+        held = self._readings
+        growths = [_steady(held, FEW)]
+        growths += [_steady(held[begin:], MANY) for begin in range(1, len(held) - MANY + 1)]
+        growths.append(_without_drop(held))
+        return next((growth for growth in growths if growth is not None and growth.bytes >= needed), None)
+
+
+def _without_drop(readings: Sequence[tuple[int, int]]) -> Growth | None:
+    """The growth that is steady but for the largest drop: by how much more is held at the end than at the beginning."""
+    steps = [after - before for (_, before), (_, after) in itertools.pairwise(readings)]
+    drop = min(steps, default=0)
+    if drop >= 0:
         return None
+    at = steps.index(drop)
+    before, after = readings[: at + 1], readings[at + 1 :]
+    if _steady([*((window, held + drop) for window, held in before), *after], MANY) is None:
+        return None
+    (first, begin), (last, end) = readings[0], readings[-1]
+    return Growth(first=first, last=last, begin=begin, end=end)
 
 
 def _steady(readings: Sequence[tuple[int, int]], least: int) -> Growth | None:

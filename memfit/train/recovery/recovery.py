@@ -45,22 +45,13 @@ from memfit.train.recovery.failure import (
     held_bytes,
     requested_bytes,
 )
-from memfit.train.recovery.memory_growth import GrownMemoryError
+from memfit.train.recovery.giving_up import GIVES_UP, NothingLeftError, SampleTooLargeError, give_up_together
 from memfit.train.recovery.part_sizes import PartSizes
 from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, StartAgainError
 from memfit.train.recovery.samples_in_words import samples_in_words
 
-
-class SampleTooLargeError(RuntimeError):
-    """One sample alone does not fit: the run stops, and can be resumed with more memory."""
-
-
-class NothingLeftError(RuntimeError):
-    """Memory ran out in a window that holds no sample any more."""
-
-
-GIVES_UP = (SampleTooLargeError, GrownMemoryError, NothingLeftError)
-"""Memory ran out for good. Ranks that are not in lockstep raise it together."""
+IN_A_ROW = 8
+"""Samples that are left out one after another, none fitting in between, before they are no longer to blame."""
 
 
 class Recovery:
@@ -100,6 +91,8 @@ class Recovery:
         """Samples of this window that were left out."""
         self.thrashes = 0
         """Times that the allocator had to give its cache back in this window."""
+        self._in_a_row: list[int] = []
+        """Samples that were left out since one fitted."""
         self._state, self._remake, self._cost = train_state, remake, cost
         self._skips, self._on_failure = skips, on_failure
         self._check, self._has_grown, self._held_before = check, has_grown, held_before
@@ -139,16 +132,17 @@ class Recovery:
                 raise
             given_up = error
         if self._state.engine.world > 1 and not self._in_step:
-            self._give_up_together(given_up)
+            give_up_together(self._state.engine, given_up)
         return made
 
     def _failed_early(self, error: Exception, number: int, ids: Ids) -> Failure:
-        self._part, self.retries = "fetch", self.retries + 1
-        self.sizes.failed()
-        failure = replace(self._failure(error, []), micro_batch=number, ids=ids)
-        clear_frames(error)
-        self._on_failure(failure)
-        give_back(self._state.device)
+        with memory_limit.lifted():
+            self._part, self.retries = "fetch", self.retries + 1
+            self.sizes.failed()
+            failure = replace(self._failure(error, []), micro_batch=number, ids=ids)
+            clear_frames(error)
+            self._on_failure(failure)
+            give_back(self._state.device)
         return failure
 
     def _smaller_parts(self, parts: Sequence[Ids], failure: Failure) -> list[Ids]:
@@ -211,21 +205,25 @@ class Recovery:
                 made = attempt(parts)
                 self._check(made)
                 self._buffers.learn()
+                if any(micro.counts and micro.ids for micro in parts):
+                    self._in_a_row = []
                 return made
             except Exception as error:
                 if not memory_limit.is_memory_failure(error):
                     raise
-                failure = self._failure(error, parts)
-                here = not isinstance(error, RanksOutOfMemoryError) or self._state.engine.rank in error.ranks
-                clear_frames(error)
-                self._on_failure(failure)
+                with memory_limit.lifted():
+                    failure = self._failure(error, parts)
+                    here = not isinstance(error, RanksOutOfMemoryError) or self._state.engine.rank in error.ranks
+                    clear_frames(error)
+                    self._on_failure(failure)
             if self._in_step:
                 raise self._start_again(failure, self._failed_part(parts, failure)[1])
             self.retries += 1
             self.sizes.failed()
-            self._restore()
-            if random is not None:
-                set_random_state(random, self._state.device)
+            with memory_limit.lifted():
+                self._restore()
+                if random is not None:
+                    set_random_state(random, self._state.device)
             if again:
                 again = False
                 continue
@@ -266,9 +264,10 @@ class Recovery:
         except Exception as error:
             if not memory_limit.is_memory_failure(error):
                 raise
-            failure = self._failure(error, [])
-            clear_frames(error)
-            self._on_failure(failure)
+            with memory_limit.lifted():
+                failure = self._failure(error, [])
+                clear_frames(error)
+                self._on_failure(failure)
             said = f"out of memory in {failure.part} ({describe_request(failure, self._held_before)})"
             if self._state.engine.world == 1:
                 raise TornStepError(said) from error
@@ -284,15 +283,8 @@ class Recovery:
                 parts = self._smaller(parts, failure)
             except GIVES_UP as error:
                 given_up = error
-        self._give_up_together(given_up)
+        give_up_together(self._state.engine, given_up)
         return parts
-
-    def _give_up_together(self, error: Exception | None) -> None:
-        """Raises on all ranks what has made one of them give up; every rank calls it."""
-        own = None if error is None else (GIVES_UP.index(type(error)), f"rank {self._state.engine.rank}: {error}")
-        for report in gather(self._state.engine, own):
-            if report is not None:
-                raise GIVES_UP[report[0]](report[1])
 
     def _smaller(self, parts: Sequence[MicroBatch], failure: Failure) -> list[MicroBatch]:
         """The failed micro-batch and those after it, cut; the ones before as they were."""
@@ -351,6 +343,12 @@ class Recovery:
                 f"{samples_in_words(self._state.job, failed, self._cost, self._remake)} not fit alone: "
                 f"memory ran out in {failure.part} ({request})"
             )
+        self._in_a_row += failed
+        if len(self._in_a_row) > IN_A_ROW:
+            raise NothingLeftError(
+                f"memory ran out in {failure.part} with samples {', '.join(map(str, self._in_a_row))}, one after "
+                f"another ({describe_request(failure, self._held_before)}): no sample is to blame"
+            )
         self.skipped += failed
         return [micro for micro in parts if micro.ids != failed]
 
@@ -372,8 +370,9 @@ class Recovery:
         return own if self._state.engine.rank in error.ranks else ranks[error.ranks[0]]
 
     def _relieve(self, error: BaseException) -> None:
-        clear_frames(error)
-        give_back(self._state.device)
+        with memory_limit.lifted():
+            clear_frames(error)
+            give_back(self._state.device)
 
     def _restore(self) -> None:
         for net in self._state.nets.values():
