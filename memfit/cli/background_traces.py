@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SWITCH = "MEMFIT_TRACE_AHEAD"
 """The environment variable that turns this off with 0."""
-SECONDS = 90
+SECONDS = 150
 """Seconds of the processor that the process may take."""
 DATA_SECONDS = 15
 """Seconds of the processor that a person's data set may take."""
@@ -49,6 +49,13 @@ class AheadRequest:
     shape: Shape
     device: str
     choices: Mapping[str, Any]
+
+
+def trace_after(asked: AskedJob, request: AheadRequest, environment: Mapping[str, str]) -> None:
+    """Starts the process after an answer that needed a trace which is kept; ``environment`` as of
+    ``trace_in_background``."""
+    if asked.traced and asked.is_kept:
+        trace_in_background(request, environment)
 
 
 def trace_in_background(request: AheadRequest, environment: Mapping[str, str]) -> None:

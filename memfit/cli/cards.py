@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def command(
     from memfit.cli.progress import progress
     from memfit.cli.script_arguments import MARK, is_script
 
-    targets = choose_devices(device_names or ("all",), None, headroom)
+    targets, environment = choose_devices(device_names or ("all",), None, headroom), dict(os.environ)
     count, batch = whole_number("--micro-batch", micro_batch), whole_number("--global-batch", global_batch)
     begin = time.perf_counter()
     with progress(f"comparing {len(targets)} cards for {job.removeprefix(MARK)}", quiet=as_json):
@@ -87,6 +88,12 @@ def command(
         from memfit.show.cards_table import show_cards
 
         show_cards(cards, batch, unknown)
+    if not (fresh or is_script(job)):
+        from memfit.cli.background_traces import AheadRequest, trace_after
+
+        choices, device = {"checkpointing": facts.own}, cards[0].device.key
+        request = AheadRequest(job=job, pairs=pairs, precision=None, shape=asked, device=device, choices=choices)
+        trace_after(answers, request, environment)
     return Exit.DONE if any(card.prediction.footprint.fits for card in cards) else Exit.NOTHING_FITS
 
 

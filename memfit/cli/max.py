@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,7 @@ def command(
         raise InputError(
             f"--items {count}", "the largest micro-batch is asked for", "write --length or --vary NAME too"
         )
-    targets = choose_devices(device_names, memory, headroom)
+    targets, environment = choose_devices(device_names, memory, headroom), dict(os.environ)
     begin = time.perf_counter()
     if is_script(job):
         options = {"--set": pairs, "--length": by_length, "--vary": vary, "--items": count > 1}
@@ -85,6 +86,16 @@ def command(
         from memfit.show.largest_table import show_largest
 
         show_largest(answers, what, facts.unit)
+    if not fresh:
+        from memfit.cli.background_traces import AheadRequest, trace_after
+        from memfit.cli.job_options import micro_batch_shape
+
+        shape, choices = micro_batch_shape(facts, None, None), {"checkpointing": facts.own}
+        trace_after(
+            asked,
+            AheadRequest(job=job, pairs=pairs, precision=None, shape=shape, device=targets[0].key, choices=choices),
+            environment,
+        )
     return Exit.DONE if any(answer.size is not None for answer in answers) else Exit.NOTHING_FITS
 
 

@@ -169,13 +169,13 @@ def command(
             print_json(predictions_json(predictions, sequence, limit))
         else:
             _print(predictions, sequence, limit, ci=ci)
-    if asked.traced and asked.is_kept and plan is None and ranks.mesh is None and not (fresh or ci):
-        from memfit.cli.background_traces import AheadRequest, trace_in_background
+    if plan is None and ranks.mesh is None and not (fresh or ci):
+        from memfit.cli.background_traces import AheadRequest, trace_after
 
         request = AheadRequest(
             job=job, pairs=pairs, precision=precision, shape=asked_shape, device=targets[0].key, choices=how
         )
-        trace_in_background(request, environment)
+        trace_after(asked, request, environment)
     fits = any(prediction.footprint.fits for prediction in predictions)
     fits = fits and (sequence is None or sequence.plain.failed_window is None)
     within = all(limit is None or highest_peak(prediction) <= limit for prediction in predictions)

@@ -22,7 +22,7 @@ from memfit.footprint import Footprint
 from memfit.geometry import MOST
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob, JobFacts
-from memfit.planner.prediction import TracedQuestion, footprint_on, holds_for
+from memfit.planner.prediction import TracedQuestion, footprint_on, holds_for, need_on
 from memfit.planner.size_search import largest_size
 from memfit.planner.step_range import StepRange, is_on, range_between, unlike_size
 from memfit.trace.event_limit import far_more_than, most_events
@@ -181,7 +181,7 @@ class _Steps:
             trace = interpolated(low, high, more / 2)
             if trace is None:
                 return int(limit) + 1
-            return max(phase.process_bytes for phase in footprint_on(trace, self._device).phases.values())
+            return max(need_on(trace, self._device).process_bytes.values())
 
         more, _ = largest_size(needs, int(limit), most=bound)
         return max(min(unlike_size(2 + (more or 1)), bound), 4)

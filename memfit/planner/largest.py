@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device, catalogue
 from memfit.errors import InputError, describe
-from memfit.footprint import Footprint
+from memfit.events import Trace
 from memfit.geometry import MOST
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob, Policy
-from memfit.planner.prediction import Prediction, TracedQuestion, footprint_on, holds_for
+from memfit.planner.prediction import Prediction, TracedQuestion, answer, holds_for, need_on
 from memfit.planner.size_search import Refusal, RefusedSizeError, SizeAnswer, largest_size, search_size
 from memfit.planner.step_range import unlike_size
 from memfit.trace.event_limit import TooManyEventsError, most_events
@@ -30,6 +32,7 @@ EVENTS = 200_000
 """Events of the trace of a size that nobody asked for, at most, or twice those of the first size."""
 LARGEST = 1 << 16
 """Items of the micro-batch that is traced beside the smallest where one item more needs no more memory."""
+NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 BEYOND = 1.5
 """That micro-batch needs about this multiple of the memory of the largest card for which the traces hold."""
 ITEMS = (1, 2, 3, 4, 8, 16)
@@ -125,7 +128,8 @@ class _Sizes:
 
     def __init__(self, policy: Policy, device: Device, asked: AskedJob, vary: Vary) -> None:
         self._policy, self._device, self._asked, self._vary = policy, device, asked, vary
-        self._known: dict[int, Prediction] = {}
+        self._questions: dict[int, TracedQuestion] = {}
+        self._predictions: dict[int, Prediction] = {}
         self._is_bracketed = False
 
     @property
@@ -136,15 +140,19 @@ class _Sizes:
 
     def prediction(self, size: int) -> Prediction:
         """A size predicted as ``memfit predict`` does."""
-        if size not in self._known:
+        if size not in self._predictions:
+            begin = time.perf_counter()
+            prediction = answer(self._traced(size), self._asked.name, self._device)
+            self._predictions[size] = replace(prediction, seconds=time.perf_counter() - begin)
+        return self._predictions[size]
+
+    def _traced(self, size: int) -> TracedQuestion:
+        if size not in self._questions:
             changes, shape = self._vary.at(size)
             if not self._device.is_cuda and self._vary.of_items and size >= FEWEST:
                 self._trace_smaller(shape)
-            changes = {**self._policy.changes, **changes}
-            self._known[size] = self._asked.predict(
-                shape, self._device, checkpointing=self._policy.checkpointing, changes=changes
-            )
-        return self._known[size]
+            self._questions[size] = self._question(shape, changes)
+        return self._questions[size]
 
     def needs(self, size: int) -> int:
         """Process bytes of a size.
@@ -152,21 +160,23 @@ class _Sizes:
         Raises:
             RefusedSizeError: the job takes no such size, or its trace is too long.
         """
-        if len(self._known) > 1 and not self._is_bracketed:
+        if len(self._questions) > 1 and not self._is_bracketed:
             self._is_bracketed = True
             self._bracket()
-        return self._bytes(self._asked_for(size).footprint)
+        question = self._asked_for(size)
+        return max(self._bytes(trace, question) for trace in question.traces.values())
 
     def highest(self, size: int) -> int:
         """Where the interval of a size's process bytes ends; raises as ``needs`` does."""
-        return max(phase.process_bytes_high for phase in self._asked_for(size).footprint.phases.values())
+        self._asked_for(size)
+        return max(phase.process_bytes_high for phase in self.prediction(size).footprint.phases.values())
 
-    def _asked_for(self, size: int) -> Prediction:
+    def _asked_for(self, size: int) -> TracedQuestion:
         try:
-            if not self._known:
-                return self.prediction(size)
-            with most_events(max(EVENTS, 2 * _events(next(iter(self._known.values()))))):
-                return self.prediction(size)
+            if not self._questions:
+                return self._traced(size)
+            with most_events(max(EVENTS, 2 * _events(next(iter(self._questions.values()))))):
+                return self._traced(size)
         except MemoryError:
             raise
         except Exception as error:  # the job's code is the user's
@@ -185,9 +195,10 @@ class _Sizes:
         """Traces a size that no card holds and one in between, from which all others follow on every card."""
         if not self._vary.of_items or not self._device.is_cuda:
             return
-        first, second = (self._known[size] for size in sorted(self._known)[:2])
-        sharing = sharing_cards(self._question(second.shape))
-        most = items_beyond(first, second, (self._device, *sharing))
+        first, second = (self._questions[size] for size in sorted(self._questions)[:2])
+        sharing = sharing_cards(second)
+        low, high = (answer(each, self._asked.name, self._device) for each in (first, second))
+        most = items_beyond(low, high, (self._device, *sharing))
         same = 2 * max(_events(first), _events(second))
         for items in (most, unlike_size(math.isqrt(2 * most))):
             if items > second.shape.items:
@@ -195,31 +206,32 @@ class _Sizes:
                 with suppress(Exception), most_events(same):
                     self._question(Shape(items=items, length=second.shape.length))
 
-    def _question(self, shape: Shape) -> TracedQuestion:
-        return self._asked.question(
-            shape, self._device, checkpointing=self._policy.checkpointing, changes=self._policy.changes
-        )
+    def _question(self, shape: Shape, changes: Mapping[str, Any] = NO_CHANGES) -> TracedQuestion:
+        changes = {**self._policy.changes, **changes}
+        return self._asked.question(shape, self._device, checkpointing=self._policy.checkpointing, changes=changes)
 
     def likely(self, low: int, other: int, high: int) -> int | None:
         """The largest size from ``low`` to below ``high`` that fits if storages grow as between ``low`` and ``other``;
         None where their events differ."""
-        first, second = (self.prediction(size).trace for size in (low, other))
-        known = self.prediction(low)
+        known = self._traced(low)
+        first, second = (_largest_trace(self._traced(size)) for size in (low, other))
 
         def needs(more: int) -> int:
             trace = interpolated(first, second, (more - 1) / (other - low))
             if trace is None:
                 return (self._device.usable_bytes or 0) + 1
-            return self._bytes(footprint_on(trace, self._device, known.world, mesh=known.mesh))
+            return self._bytes(trace, known)
 
         if interpolated(first, second, 1.0) is None:
             return None
         more, _ = largest_size(needs, self._device.usable_bytes or 0, most=high - low)
         return None if more is None else low + more - 1
 
-    def _bytes(self, footprint: Footprint) -> int:
-        need = max(phase.process_bytes for phase in footprint.phases.values())
-        return need if footprint.fits else max(need, (self._device.usable_bytes or 0) + 1)
+    def _bytes(self, trace: Trace, question: TracedQuestion) -> int:
+        """What a trace needs in the setting of a question; more than the device has where it does not fit."""
+        need = need_on(trace, self._device, question.world, question.allocator, mesh=question.mesh)
+        most = max(need.process_bytes.values())
+        return most if need.fits else max(most, (self._device.usable_bytes or 0) + 1)
 
 
 def by_items(length: int | None) -> Vary:
@@ -270,8 +282,13 @@ def items_beyond(low: Prediction, high: Prediction, cards: Iterable[Device]) -> 
     return min(unlike_size(enough), MOST // (low.shape.length or 1))
 
 
-def _events(prediction: Prediction) -> int:
-    return len(prediction.trace.kind)
+def _events(question: TracedQuestion) -> int:
+    return len(_largest_trace(question).kind)
+
+
+def _largest_trace(question: TracedQuestion) -> Trace:
+    """Of the ranks' traces, the one of most events."""
+    return max(question.traces.values(), key=lambda trace: len(trace.kind))
 
 
 def _answer_from_json(values: Mapping[str, Any]) -> SizeAnswer:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from memfit.device.hardware.catalogue import Device, nccl_bytes
 from memfit.device.virtual.card_rules import card_facts
@@ -22,7 +22,7 @@ from memfit.replay.allocator_config import AllocatorConfig, takes_youngest
 from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.cpu_allocator import CpuAllocator
 from memfit.replay.margins import margin_of
-from memfit.replay.replay import Outside
+from memfit.replay.replay import Allocator, Need, Outside, need
 from memfit.trace.extra_window import with_third_window
 
 
@@ -150,23 +150,48 @@ def footprint_on(
     Raises:
         InputError: the device's memory is not known.
     """
+    replay = _replay_on(device, world, allocator, mesh, torch_version, beside)
+    usable = replay.usable_bytes
+    margin = margin_of(trace.net_kind) if device.is_cuda else None
+    return footprint(_as_replayed(trace, device), replay.allocator, replay.capacity, usable, replay.outside, margin)
+
+
+def need_on(
+    trace: Trace, device: Device, world: int = 1, allocator: str = "default", *, mesh: Mapping[str, int] | None = None
+) -> Need:
+    """What ``footprint_on`` says of the need, without the interval; arguments as there."""
+    replay = _replay_on(device, world, allocator, mesh, None, 0)
+    return need(_as_replayed(trace, device), replay.allocator, replay.capacity, replay.outside)
+
+
+class _Replay(NamedTuple):
+    """Arguments of ``memfit.replay.replay.footprint``."""
+
+    allocator: Callable[[int | None], Allocator]
+    capacity: int
+    usable_bytes: int
+    outside: Outside
+
+
+def _as_replayed(trace: Trace, device: Device) -> Trace:
+    return with_third_window(trace) if device.is_cuda else trace
+
+
+def _replay_on(
+    device: Device, world: int, allocator: str, mesh: Mapping[str, int] | None, torch_version: str | None, beside: int
+) -> _Replay:
     if device.usable_bytes is None:
         raise InputError(f"device {device.key}", "its memory is not known", "give --memory SIZE")
     if not device.is_cuda:
-        return footprint(trace, CpuAllocator, device.usable_bytes, device.usable_bytes, Outside(high=beside))
+        return _Replay(CpuAllocator, device.usable_bytes, device.usable_bytes, Outside(high=beside))
     count = communicators(world, mesh or {})
     nccl = tuple(count * nbytes for nbytes in nccl_bytes(device))
     context = (device.context_low or 0, device.context_bytes or 0, device.context_high or 0)
     low, usual, high = (own + shared for own, shared in zip(context, nccl, strict=True))
-    outside = Outside(bytes=usual, low=low, high=high)
     config = AllocatorConfig(expandable_segments=allocator == "expandable_segments")
     if torch_version is not None:
         config = replace(config, youngest_first=takes_youngest(torch_version))
-    return footprint(
-        with_third_window(trace),
-        partial(CachingAllocator, config=config),
-        device.usable_bytes - outside.bytes,
-        device.usable_bytes,
-        outside,
-        margin_of(trace.net_kind),
-    )
+    return _Replay(
+        partial(CachingAllocator, config=config), device.usable_bytes - usual, device.usable_bytes,
+        Outside(bytes=usual, low=low, high=high),
+    )  # fmt: skip

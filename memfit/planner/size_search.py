@@ -16,6 +16,8 @@ QUESTIONS = 40
 """Sizes of which the need is asked for one answer, at most."""
 REFUSALS = 100
 """Sizes that a job refuses, at most: most are refused before anything is traced."""
+RAISED = 2
+"""Sizes in a row below the limit, with a known one above it, after which what is left is halved."""
 SECANT = 8
 """Tries after which every second one halves what is left."""
 STEPS = (2, 3, 4, 5, 8, 16, 32, 64, 128, 256, 512)
@@ -130,6 +132,8 @@ class _Search:
         self._known: dict[int, int] = {}
         self._refused: dict[int, RefusedSizeError] = {}
         self._low, self._high, self._step = 0, most + 1, step
+        self._raised = 0
+        """Sizes in a row that were within the limit, since one was beyond it."""
         self._stepped: int | None = None
         """The refused size from which the step follows."""
         self._too_long = 0
@@ -195,8 +199,10 @@ class _Search:
     def _place(self, size: int) -> None:
         if self._known[size] <= self._limit:
             self._low = max(self._low, size)
+            self._raised += 1
         else:
             self._high = min(self._high, size)
+            self._raised = 0
 
     def _above(self, step: int) -> int:
         return (self._low // step + 1) * step
@@ -255,6 +261,8 @@ class _Search:
             return doubled
         if len(self._known) > SECANT and len(self._known) % 2:
             return halfway if high in self._known else doubled
+        if self._raised >= RAISED and high in self._known:  # a step in the needs: the line through it creeps
+            return halfway
         other = high if high in self._known else max(below)
         estimate = self._likely(low, other, high) if self._likely is not None else None
         if estimate is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -88,6 +88,24 @@ def footprint(
         assumed=trace.assumed,
         tensor_parallel=trace.tensor_parallel,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a replay needs, as a Footprint has it, without its interval: that takes a second replay."""
+
+    fits: bool
+    process_bytes: Mapping[str, int]
+    """By phase."""
+
+
+def need(
+    trace: Trace, allocator: Callable[[int | None], Allocator], capacity: int | None, outside: Outside | None = None
+) -> Need:
+    """The bytes of every phase, and whether they stay within the device; arguments as of ``footprint``."""
+    peaks, failed = _limited_peaks(trace, allocator, capacity)
+    beside = 0 if outside is None else outside.bytes
+    return Need(fits=failed is None, process_bytes={name: peak.reserved + beside for name, peak in peaks.items()})
 
 
 def _limited_peaks(

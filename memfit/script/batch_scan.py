@@ -284,12 +284,12 @@ class _Family:
         self._known: dict[int, tuple[bool, int]] = {}
 
     def _replayed(self, size: int) -> tuple[bool, int]:
-        from memfit.planner.predict import footprint_on
+        from memfit.planner.prediction import need_on
 
         if size not in self._known:
             trace = replace(self._trace, nbytes=self._growth.nbytes(size))
-            footprint = footprint_on(trace, self._device, self._world)
-            self._known[size] = (footprint.fits, max(phase.process_bytes for phase in footprint.phases.values()))
+            need = need_on(trace, self._device, self._world)
+            self._known[size] = (need.fits, max(need.process_bytes.values()))
         return self._known[size]
 
     def fits(self, size: int) -> bool:

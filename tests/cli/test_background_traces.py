@@ -16,7 +16,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from memfit.cli import background_traces, predict
+from memfit.cli import background_traces, cards, predict
+from memfit.cli import max as max_verb
 from memfit.cli.background_traces import SECONDS, AheadRequest, trace_in_background
 from memfit.job import Shape
 from tests.cli.asking import ROOT
@@ -195,3 +196,19 @@ def test_predict_starts_it_after_a_trace_that_is_kept(monkeypatch, tmp_path, mor
     else:
         (request,) = requests
         assert request.choices["micro_batches"] == (2 if more else 1)
+
+
+@pytest.mark.parametrize(("verb", "options"), [(max_verb, ["--device", "rtx4090"]), (cards, ["--no-largest"])])
+def test_so_do_max_and_cards(monkeypatch, tmp_path, verb, options):
+    requests = []
+    monkeypatch.setattr(background_traces, "trace_in_background", lambda request, environment: requests.append(request))
+    monkeypatch.setenv("MEMFIT_KEEP_TRACES", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = ["testing/linear_layer.py:LinearLayer", *options]
+    for _ in range(2):  # the second time, nothing is traced
+        verb.command.main(args=command, standalone_mode=False)
+    (request,) = requests
+    assert (request.shape, request.choices) == (Shape(items=1), {"checkpointing": {}})
+    assert json.loads(json.dumps(asdict(request)))
+    verb.command.main(args=[*command, "--fresh"], standalone_mode=False)
+    assert len(requests) == 1

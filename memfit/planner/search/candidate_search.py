@@ -20,7 +20,7 @@ from memfit.device.hardware.catalogue import Device
 from memfit.geometry import Geometry
 from memfit.job import Shape
 from memfit.mesh import MeshShape
-from memfit.planner.predict import footprint_on
+from memfit.planner.prediction import need_on
 from memfit.planner.search.batch_splits import geometries, without_single_items
 from memfit.planner.search.engine_choice import Communicates, silent
 from memfit.planner.search.selection import Problem, floor, least_seconds, scaled, solve
@@ -210,13 +210,13 @@ class CandidateSearch:
 
     def peak_of(self, micro_trace: MicroTrace) -> int:
         """Process bytes of a traced micro-batch, replayed on the device; where it does not fit, what it would take."""
-        replayed = footprint_on(micro_trace.trace, self.device, self._world, mesh=self._mesh)
-        return replayed.phases["train"].process_bytes if replayed.fits else self.unlimited_peak_of(micro_trace)
+        need = need_on(micro_trace.trace, self.device, self._world, mesh=self._mesh)
+        return need.process_bytes["train"] if need.fits else self.unlimited_peak_of(micro_trace)
 
     def unlimited_peak_of(self, micro_trace: MicroTrace) -> int:
         """Process bytes of a traced micro-batch where the allocator never has to give anything back."""
         device = unlimited(self.device)
-        return footprint_on(micro_trace.trace, device, self._world, mesh=self._mesh).phases["train"].process_bytes
+        return need_on(micro_trace.trace, device, self._world, mesh=self._mesh).process_bytes["train"]
 
     def _enough(self, best: Candidate | None, geometry: Geometry) -> float:
         """The rank below which a micro-batch is worth its tracing."""
