@@ -9,6 +9,7 @@ from typing import Any
 from memfit.batch.lengths import as_lengths
 from memfit.batch.whole_data_set import whole_data_set
 from memfit.errors import InputError, describe, line_of_job
+from memfit.geometry import counted_in
 from memfit.job import Job
 
 
@@ -72,9 +73,14 @@ def lengths_of(job: Job) -> list[int] | None:
     """The length of every sample; None where a sample is one unit.
 
     Raises:
-        InputError: ``lengths()`` gave something else than one whole number above 0 for each sample.
+        InputError: ``lengths()`` gave something else than one whole number above 0 for each sample, or nothing although
+            the job has a ``longest``: each sample would then count as one unit, and a window have far more of them.
     """
     values = job.lengths()
+    if values is None and job.longest is not None and type(job).dataset is not Job.dataset:
+        seen = f"{type(job).__name__}.lengths(): None"
+        why = f"samples have up to {job.longest} {counted_in(job)}, and each would count as one"
+        raise InputError(seen, why, "write lengths(self) -> one whole number above 0 for each sample of dataset()")
     if values is None:
         return None
     try:

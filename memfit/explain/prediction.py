@@ -102,7 +102,7 @@ def _largest_window(job: Job, name: str, shape: Shape, device: Device) -> Larges
     from memfit.planner.predict import predict
     from memfit.planner.variable_length.sequence import drawn_windows
 
-    lengths = lengths_of(job) if job.longest is not None else None
+    lengths = lengths_of(job) if job.longest is not None and job.lengths() is not None else None
     if not lengths or min(lengths) == max(lengths):
         return None
     windows = drawn_windows(job, lengths, global_batch=shape.units, micro_batch=shape.units, count=0)

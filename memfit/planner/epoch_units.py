@@ -30,6 +30,8 @@ def units_of_an_epoch(asked: AskedJob) -> tuple[int | None, str]:
 def _units_of_an_epoch(job: Job) -> tuple[int | None, str]:
     try:
         lengths = job.lengths()
+        if lengths is None and job.longest is not None:
+            return None, "the job has a longest, and no lengths() of its samples"
         return (len(job.dataset()) if lengths is None else sum(int(length) for length in lengths)), ""
     except Exception as error:  # the data set may lie on another machine
         return None, f"the job's data set cannot be read here: {describe(error)}"

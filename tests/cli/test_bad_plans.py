@@ -155,6 +155,10 @@ TRAINED = {
     "a data set that raises": ([of_job("DatasetRaises")], ["in dataset()", "FileNotFoundError"]),
     "a data set that is a number": ([of_job("DatasetANumber")], ["DatasetANumber.dataset()", "gave int"]),
     "lengths of fewer": ([of_job("LengthsOfFewer")], ["5 lengths", "12 samples"]),
+    "samples of unknown length": (
+        [of_job("LengthsOfNone")],
+        ["LengthsOfNone.lengths(): None", "each would count as one", "write lengths(self) ->"],
+    ),
     "a sample longer than a micro-batch": (
         [of_job("SampleTooLong")],
         ["sample 11 of length 9", "longer than a micro-batch of 3"],

@@ -358,6 +358,13 @@ class LengthsOfFewer(Right):
         return [4] * 5
 
 
+class LengthsOfNone(Right):
+    longest: int | None = 8
+
+    def batch(self, shape):
+        return torch.randn(shape.items * shape.length, self.width)
+
+
 class SampleTooLong(Right):
     longest: int | None = 8
 

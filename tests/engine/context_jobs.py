@@ -246,9 +246,10 @@ class Long(Divided):
 
 
 class Tokens(Divided):
-    """Sequences of lengths that are asked for."""
+    """Sequences of lengths that are asked for; planned alone, and never run."""
 
     longest: int | None = LENGTH
+    dataset = Job.dataset
 
     def batch(self, shape):
         return {name: torch.zeros(shape.items, shape.length, dtype=torch.int64) for name in super().batch(shape)}

@@ -28,6 +28,10 @@ class OfFolder(Job):
         return [*(self.folder / "lines.txt").read_text().splitlines(), *os.listdir(self.folder / "clips")]
 
 
+class Long(OfFolder):
+    longest = 1024
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMFIT_KEEP_TRACES", "1")
@@ -69,6 +73,11 @@ def test_its_files_are_no_dependency_of_other_answers(folder):
     (folder / "lines.txt").write_text("a\n")
     with AskedJob("of folder", lambda: OfFolder(folder), {}) as asked:
         assert asked.remembered("other") == 1
+
+
+def test_samples_of_a_length_that_nobody_tells_are_no_units(folder):
+    with AskedJob("long", lambda: Long(folder), {}) as asked:
+        assert units_of_an_epoch(asked) == (None, "the job has a longest, and no lengths() of its samples")
 
 
 def test_where_it_cannot_be_read_it_is_asked_again(folder):
