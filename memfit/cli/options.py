@@ -92,7 +92,7 @@ def choose_devices(names: tuple[str, ...], memory: str | None, headroom: str | N
 
 
 def _with_headroom(device: Device, headroom: str) -> Device:
-    """Returns the device with less usable memory.
+    """Returns the device with less usable memory, and the rest of it left free.
 
     Raises:
         InputError: the text is neither a percentage below 100 nor a size, it is more than there is, or the device's
@@ -106,7 +106,7 @@ def _with_headroom(device: Device, headroom: str) -> Device:
     if left < 1:
         seen = f"--headroom {headroom}"
         raise InputError(seen, f"it leaves nothing of {format_size(usable)}", "write --headroom 5% or a smaller size")
-    return replace(device, usable_bytes=left)
+    return replace(device, usable_bytes=left, free_bytes=device.free_bytes + usable - left)
 
 
 @overload

@@ -79,7 +79,7 @@ def command(
         write_settings_page(out, asked.facts, name, pairs, groups, ranks, repeat)
         first = start_footprint(groups[0], asked.facts, targets[0])
     nbytes, seconds = Path(out).stat().st_size, time.perf_counter() - begin
-    cards = [card.key for group in groups for card in group.cards]
+    cards = list(dict.fromkeys(card.key for group in groups for card in group.cards))
     if as_json:
         verdict = first and first.verdict
         print_json({"page": out, "verdict": verdict, "bytes": nbytes, "cards": cards, "seconds": seconds})

@@ -114,10 +114,10 @@ def with_certain(answer: Largest, asked: AskedJob, vary: Vary) -> Largest:
     sizes = _Sizes(answer.policy, answer.device, asked, vary)
     known = asked.remembered(f"certain {sizes.key}")
     if known is None:
+        whole = (answer.device.usable_bytes or 0) + answer.device.free_bytes
         smaller = search_size(
-            sizes.highest, answer.device.usable_bytes or 0, most=answer.size, starts=(answer.size,),
-            step=answer.search.step, must_begin=False,
-        )  # fmt: skip
+            sizes.highest, whole, most=answer.size, starts=(answer.size,), step=answer.search.step, must_begin=False
+        )
         known = [smaller.size]
         asked.remember(f"certain {sizes.key}", known)
     return replace(answer, certain=known[0])

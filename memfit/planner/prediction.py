@@ -153,7 +153,10 @@ def footprint_on(
     replay = _replay_on(device, world, allocator, mesh, torch_version, beside)
     usable = replay.usable_bytes
     margin = margin_of(trace.net_kind) if device.is_cuda else None
-    return footprint(_as_replayed(trace, device), replay.allocator, replay.capacity, usable, replay.outside, margin)
+    return footprint(
+        _as_replayed(trace, device), replay.allocator, replay.capacity, usable, replay.outside, margin,
+        device.free_bytes,
+    )  # fmt: skip
 
 
 def need_on(

@@ -55,6 +55,7 @@ def footprint(
     usable_bytes: int,
     outside: Outside | None = None,
     margin: Margin | None = None,
+    free_bytes: int = 0,
 ) -> Footprint:
     """Peaks by phase, and whether every phase stays within the device.
 
@@ -66,19 +67,20 @@ def footprint(
         usable_bytes: what the process may take; ``headroom_bytes`` is against it.
         outside: the process's bytes outside the allocator.
         margin: measured errors of nets of this kind; None: the replay is exact, as on a CPU.
+        free_bytes: what the device has beyond ``usable_bytes``: an interval that ends within it fits.
     """
     outside, spread = outside or Outside(), margin or Margin()
     peaks, failed = _limited_peaks(trace, allocator, capacity)
     phases = {name: _phase_footprint(trace, name, peak, outside, spread) for name, peak in peaks.items()}
     if margin is not None:
-        phases = _with_larger_workspaces(trace, phases, allocator, usable_bytes, outside)
+        phases = _with_larger_workspaces(trace, phases, allocator, usable_bytes + free_bytes, outside)
     if failed is not None and failed.phase not in phases:
         failed = replace(failed, phase="train")
     worst = max(phases.values(), key=lambda phase: phase.process_bytes)
     return Footprint(
         phases=phases,
         fits=failed is None,
-        verdict=_verdict(failed, worst, usable_bytes),
+        verdict=_verdict(failed, worst, usable_bytes, free_bytes),
         limiting_phase=failed.phase if failed else _limiting_phase(phases),
         headroom_bytes=usable_bytes - worst.process_bytes,
         failed_request=failed,
@@ -178,9 +180,9 @@ def _with_larger_workspaces(
     }
 
 
-def _verdict(failed: Request | None, worst: PhaseFootprint, usable_bytes: int) -> str:
+def _verdict(failed: Request | None, worst: PhaseFootprint, usable_bytes: int, free_bytes: int) -> str:
     """Whether the largest phase fits with the whole interval, with none of it, or with a part (``close``)."""
-    if failed is None and worst.process_bytes_high <= usable_bytes:
+    if failed is None and worst.process_bytes_high <= usable_bytes + free_bytes:
         return "yes"
     if failed is not None and worst.process_bytes_low > usable_bytes:
         return "no"

@@ -63,11 +63,11 @@ function footprint(data, card, world, step, nbytes) {
       largest_request: { bytes: peak.largest, ...placeOf(step, peak.largestEvent), phase: name },
     };
   }
-  addLargerWorkspaces(phases, step, nbytes, card.usable, high);
+  addLargerWorkspaces(phases, step, nbytes, card.usable + card.free, high);
   if (failed !== null && !(failed.phase in phases)) failed.phase = "train";
   const worst = Object.values(phases).reduce((a, b) => (b.process_bytes > a.process_bytes ? b : a));
   return {
-    phases, fits: failed === null, verdict: verdictOf(failed, worst, card.usable),
+    phases, fits: failed === null, verdict: verdictOf(failed, worst, card),
     limiting_phase: failed === null ? limitingPhase(phases) : failed.phase,
     headroom_bytes: card.usable - worst.process_bytes,
     failed_request: failed === null ? null : { bytes: failed.bytes, ...placeOf(step, failed.event), phase: failed.phase },
@@ -88,9 +88,9 @@ function addLargerWorkspaces(phases, step, nbytes, usable, outside) {
   }
 }
 
-function verdictOf(failed, worst, usable) {
-  if (failed === null && worst.process_bytes_high <= usable) return "yes";
-  if (failed !== null && worst.process_bytes_low > usable) return "no";
+function verdictOf(failed, worst, card) {
+  if (failed === null && worst.process_bytes_high <= card.usable + card.free) return "yes";
+  if (failed !== null && worst.process_bytes_low > card.usable) return "no";
   return "close";
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from memfit.show.console import make_console
 from memfit.show.footprint_table import (
     assumptions,
     footprint_remarks,
+    largest_process,
     phase_name,
     place_name,
     verdict_line,
@@ -24,6 +26,7 @@ from memfit.wording import precision_words
 
 if TYPE_CHECKING:
     from memfit.device.hardware.catalogue import Device
+    from memfit.footprint import Footprint
     from memfit.plan import MemoryOption, Plan
     from memfit.planner.memory_vs_batch import Point
     from memfit.planner.search.engine_search import Answer
@@ -45,7 +48,8 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
     footprint = answer.chosen.footprint
     if footprint.verdict == "close":
         console.print(f"[bold yellow]{verdict_line(footprint, device)}[/]")
-        console.print("Warning: this plan may run out of memory; use --headroom 5% for a plan with a margin.")
+        percent = headroom_percent(footprint)
+        console.print(f"Warning: this plan may run out of memory; use --headroom {percent}% for a plan with a margin.")
     else:
         console.print(f"[bold green]{verdict_line(footprint, device)}[/]")
     console.print(
@@ -70,6 +74,13 @@ def show_answer(answer: Answer, device: Device, out: str | None, console: Consol
     _show_alternatives(answer, console)
     if out:
         console.print(f"\nWritten to {out}; run it with: memfit run {out} --out RUN")
+
+
+def headroom_percent(footprint: Footprint) -> int:
+    """Of the device's memory, how much must be left free for a plan whose interval ends within it: where intervals
+    reach as far above other needs as above this one."""
+    worst = largest_process(footprint)
+    return max(math.ceil(100 * (1 - worst.process_bytes / worst.process_bytes_high)), 5)
 
 
 def plan_phase_table(plan: Plan) -> Table:

@@ -168,7 +168,7 @@ def _cards(
 def _card(card: Device, group: int | None) -> dict[str, Any]:
     context = [card.context_low or 0, card.context_bytes or 0, card.context_high or 0]
     return {
-        "key": card.key, "name": card.name, "usable": card.usable_bytes, "context": context,
+        "key": card.key, "name": card.name, "usable": card.usable_bytes, "free": card.free_bytes, "context": context,
         "nccl": list(nccl_bytes(card)), "group": group, "why": "", "options": "",
     }  # fmt: skip
 

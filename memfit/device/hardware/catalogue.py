@@ -44,6 +44,8 @@ class Device:
     """Total memory as CUDA reports it; of a CPU, as the operating system does."""
     usable_bytes: int | None = None
     """What a process alone on the device may take: its context, and what its allocator reserves."""
+    free_bytes: int = 0
+    """Beyond ``usable_bytes``, what is left free on purpose: the interval of a prediction may reach into it."""
     bf16_flops: float | None = None
     fp16_flops: float | None = None
     tf32_flops: float | None = None
