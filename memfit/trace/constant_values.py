@@ -9,7 +9,6 @@ is large.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +18,10 @@ from memfit.device.virtual.assumptions import ASSUMED, ASSUMED_TRUTH, assumed_co
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import schema_of, storage_id_of
-from memfit.trace.collectives import is_collective
-from memfit.trace.filled_tensors import FILLS, MOST_ELEMENTS, PUTS, content_before, note_fill
-from memfit.trace.finite_checks import ANY, CHECKS, TRUTH, truth
+from memfit.trace.filled_tensors import MOST_ELEMENTS, content_before, note_fill
+from memfit.trace.finite_checks import ANY, TRUTH, truth
 from memfit.trace.forgotten_content import KNOWN, forget
+from memfit.trace.operator_parts import UNKNOWN_EFFECT, part_of
 
 MOST_NUMBERS = 256
 """Floating point numbers of at most so many elements are followed: rates and widths of a net's layers."""
@@ -39,13 +38,8 @@ _MAKERS = frozenset(
         _aten.linspace.default, _aten.logspace.default,
     }
 )  # fmt: skip
-_WEIGHTS = frozenset({_aten.zeros.default, _aten.ones.default, _aten.full.default, _aten.eye.default})
-"""Where they make several floating point numbers, these are a net's weights or an optimizer's state: not followed."""
 _EMPTY = frozenset({_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default})
 """What they make of a known tensor is 0 until it is written to."""
-_SAME_ON_ALL = ("all_reduce", "allreduce_", "broadcast", "wait_tensor")
-"""Collectives whose results every rank has; a simulated rank keeps its own value. Of all others they are unknown."""
-_GATHERS = ("allgather_", "_allgather_base_", "all_gather_into_tensor")
 _ABSORBING = {
     _aten.bitwise_or.Tensor: True, _aten.logical_or.default: True, _aten.bitwise_or.Scalar: True,
     _aten.bitwise_and.Tensor: False, _aten.logical_and.default: False, _aten.bitwise_and.Scalar: False,
@@ -53,7 +47,6 @@ _ABSORBING = {
     _aten.logical_and_.default: False, _aten.mul.Tensor: False, _aten.mul_.Tensor: False,
 }  # fmt: skip
 """Operators that one operand of this value decides, whatever the other is."""
-_UNKNOWN_EFFECT = torch.Tag.nondeterministic_seeded
 
 
 class _Memory:
@@ -99,7 +92,7 @@ def know(tensor: Tensor, value: Tensor) -> None:
 
 def may_follow(func: Any, out: Any) -> bool:
     """Whether ``follow`` may have something to do for a call of this operator with tensors of these sizes and types."""
-    part = _part(func)
+    part = part_of(func)
     if part.fills or part.puts or part.checks or part.receives or part.written:
         return True
     outs = out if isinstance(out, list | tuple) else (out,)
@@ -111,7 +104,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
 
     Numbers that are not known are finite (``memfit.trace.finite_checks``).
     """
-    part = _part(func)
+    part = part_of(func)
     if part.fills:
         note_fill(func, args, out)
     elif part.puts and value_of(args[0]) is None and (before := content_before(args[0])) is not None:
@@ -265,7 +258,7 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if func in _RANDOM:
         setattr(out, ASSUMED, min(args[0] + assumed_integer(out), args[1] - 1))
         return
-    if schema_of(func).is_mutable or _UNKNOWN_EFFECT in func.tags or kwargs.get("out"):
+    if schema_of(func).is_mutable or UNKNOWN_EFFECT in func.tags or kwargs.get("out"):
         return
     if not (func.is_view or torch.Tag.pointwise in func.tags or func is _aten._to_copy.default):
         return
@@ -333,52 +326,8 @@ def known_item(tensor: Any) -> Any:
         return value.item()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
-    """What following asks of an operator whatever it is called with."""
-
-    func: Any
-    written: tuple[int, ...]
-    """Positions of the arguments that it writes to."""
-    checks: bool
-    """Whether it may check that numbers are finite."""
-    makes_weights: bool
-    is_unknown: bool
-    """Whether its result does not follow from its arguments."""
-    fills: bool
-    puts: bool
-    receives: bool
-    """Whether its first argument is written to by other ranks, which the schemas of ``c10d`` do not say."""
-    gathers: bool
-
-
-_parts: dict[int, _Part] = {}
-"""By the id of an operator, whose own hash is computed in Python."""
-
-
-def _part(func: Any) -> _Part:
-    part = _parts.get(id(func))
-    if part is None:
-        numbered = enumerate(schema_of(func).arguments) if schema_of(func).is_mutable else ()
-        name = schema_of(func).name.rpartition("::")[2]
-        from_others = is_collective(func) and not name.startswith(_SAME_ON_ALL)
-        part = _parts[id(func)] = _Part(
-            func=func,
-            written=tuple(
-                i for i, argument in numbered if argument.alias_info is not None and argument.alias_info.is_write
-            ),
-            checks=func in CHECKS,
-            makes_weights=func in _WEIGHTS,
-            fills=func in FILLS,
-            puts=func in PUTS,
-            is_unknown=_UNKNOWN_EFFECT in func.tags or from_others,
-            receives=from_others and func.namespace == "c10d" and name.endswith("_"),
-            gathers=from_others and name in _GATHERS,
-        )
-    return part
-
-
 def real_arguments(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]] | None:
+    """An operator's arguments with known content in place of tensors, on the CPU; None where some is not known."""
     tensors = 0
     real: list[Any] = []
     for argument in args:
