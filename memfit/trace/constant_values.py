@@ -9,12 +9,20 @@ is large.
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.assumptions import ASSUMED, ASSUMED_TRUTH, assumed_count, assumed_integer
+from memfit.device.virtual.assumptions import (
+    ASSUMED,
+    ASSUMED_NUMBER,
+    ASSUMED_TRUTH,
+    assumed_count,
+    assumed_integer,
+    assumed_number,
+)
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import schema_of, storage_id_of
@@ -134,9 +142,9 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     absorbed = _absorbed(func, args, out) if values is None and func in _ABSORBING else None
     result = _NOT_COMPUTED if values is None or part.is_unknown else _computed(func, values, outs)
     if result is _NOT_COMPUTED:
-        _assume(func, args, kwargs, out)
         for tensor in changed:
             forget(tensor)
+        _assume(func, args, kwargs, out)
         if changed and isinstance(args[0], FakeTensor) and (written := _written(func, args)) is not None:
             setattr(args[0], ASSUMED, written)
         if absorbed is not None:
@@ -227,6 +235,13 @@ _COUNTS = frozenset(
 """Of booleans, these count how many hold."""
 _ORDERS = frozenset({_aten.lt.Scalar, _aten.le.Scalar, _aten.gt.Scalar, _aten.ge.Scalar})
 _IS = frozenset({_aten.eq.Scalar, _aten.ne.Scalar})
+_BOUNDS = frozenset(
+    {
+        _aten.clamp.default, _aten.clamp.Tensor, _aten.clamp_min.default, _aten.clamp_min.Tensor, _aten.maximum.default,
+        _aten.clamp_.default, _aten.clamp_.Tensor, _aten.clamp_min_.default, _aten.clamp_min_.Tensor,
+    }
+)  # fmt: skip
+"""What they give is at least a bound, whatever the numbers are."""
 
 
 def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -234,18 +249,20 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     other has the width of a real run's. Random ones are the least that they can be; those that
     are picked from known ones, such as the lengths of a batch, the largest. A count of hits is 1: an accuracy that code
     compares with the best one so far, or divides by, is no 0: some of several truth values hold. Of one number that is
-    compared with another, the answer is that of the number that a script reads (0.5, or a count)."""
+    compared with another, the answer is that of the number that a script reads (0.5, or a count). A floating point
+    number is assumed to be 0.5; one that code bounds from below by more is assumed to be the bound."""
     if func in ANY and args[0].dtype is torch.bool and args[0].numel() > 1:
         setattr(out, ASSUMED_TRUTH, True)
         return
     if (func in _ORDERS or func in _IS) and isinstance(out, FakeTensor) and out.numel() == 1:
-        assumed = 0.5 if args[0].is_floating_point() and func in _ORDERS else args[0].__dict__.get(ASSUMED)
+        unknown = ASSUMED_NUMBER if args[0].is_floating_point() and func in _ORDERS else None
+        assumed = args[0].__dict__.get(ASSUMED, unknown)
         if assumed is not None:
             with disable_current_modes():
                 setattr(out, ASSUMED_TRUTH, bool(func(torch.tensor(assumed), args[1])))
         return
     out = out[0] if isinstance(out, list | tuple) and func in _PICKS else out
-    if not (isinstance(out, FakeTensor) and small(out) and out.dtype in _INTEGERS):
+    if not (isinstance(out, FakeTensor) and small(out) and (out.dtype in _INTEGERS or _is_bounded(func, args, out))):
         return
     if func in _COUNTS and args[0].dtype is torch.bool and args[0].numel():
         setattr(out, ASSUMED, assumed_count())
@@ -258,17 +275,17 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     if func in _RANDOM:
         setattr(out, ASSUMED, min(args[0] + assumed_integer(out), args[1] - 1))
         return
-    if schema_of(func).is_mutable or UNKNOWN_EFFECT in func.tags or kwargs.get("out"):
+    if (schema_of(func).is_mutable and func not in _BOUNDS) or UNKNOWN_EFFECT in func.tags or kwargs.get("out"):
         return
     if not (func.is_view or torch.Tag.pointwise in func.tags or func is _aten._to_copy.default):
         return
     arguments: list[Any] = []
-    alike = True  # each argument holds one integer many times
+    alike = True  # each argument holds one number many times
     for argument in args:
         if isinstance(argument, Tensor):
-            if argument.dtype not in _INTEGERS or not small(argument):
-                return
             known = value_of(argument)
+            if not small(argument) or not (argument.dtype in _INTEGERS or _may_stand(func, argument, known)):
+                return
             alike = alike and (known is None or known.numel() == 1)
         arguments.append(argument)
     if not out.numel():
@@ -282,12 +299,30 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         with contextlib.suppress(RuntimeError):  # such as a division by 0
             values = func(*real, **named)
             first = values.flatten()[0]
-            if values.numel() == 1 or bool((values == first).all()):
-                setattr(out, ASSUMED, int(first.item()))
+            if (values.numel() == 1 or bool((values == first).all())) and (
+                not out.is_floating_point() or ASSUMED_NUMBER < first < math.inf
+            ):
+                setattr(out, ASSUMED, first.item())
+
+
+def _is_bounded(func: Any, args: Any, out: Tensor) -> bool:
+    """Whether a floating point result follows from numbers of which a lower bound is known."""
+    return out.is_floating_point() and (
+        func in _BOUNDS
+        or any(
+            isinstance(operand, Tensor) and operand.is_floating_point() and ASSUMED in operand.__dict__
+            for operand in args
+        )
+    )
+
+
+def _may_stand(func: Any, operand: Tensor, known: Tensor | None) -> bool:
+    """Whether one number may stand for each floating point number of an operand."""
+    return operand.is_floating_point() and (known is not None or ASSUMED in operand.__dict__ or func in _BOUNDS)
 
 
 def _content(argument: Any, *, whole: bool) -> Any:
-    """What stands for an operator's argument: of a tensor its known content, or what each integer of it is taken for.
+    """What stands for an operator's argument: of a tensor its known content, or what each number of it is taken for.
 
     Args:
         whole: False: one element for all, in as many dimensions, which count where types are promoted.
@@ -298,7 +333,7 @@ def _content(argument: Any, *, whole: bool) -> Any:
     if known is not None:
         return known
     shape = argument.shape if whole else (1,) * argument.dim()
-    return torch.full(shape, assumed_integer(argument), dtype=argument.dtype)
+    return torch.full(shape, assumed_number(argument), dtype=argument.dtype)
 
 
 def _largest(tensor: Tensor) -> int | None:

@@ -219,3 +219,28 @@ def test_what_a_card_computes_and_the_cpu_does_not_is_not_known():
         assert constant_values.value_of(counts) is None
     with virtual_cpu() as virtual, Tracer(virtual).recording(), virtual.device, pytest.raises(RuntimeError):
         counted()
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_a_lower_bound_of_numbers_that_are_not_known_counts(device):
+    """VITS makes as many frames as it predicts, and at least one: a convolution of none was refused."""
+    with device() as virtual, Tracer(virtual).recording(), virtual.device:
+        frames = torch.rand(2, 1, 8).ceil().sum((1, 2))
+        for bounded in (
+            torch.clamp_min(frames, 4),
+            frames.clamp(min=4),
+            frames.clamp(4, 9),
+            frames.clamp(min=torch.full((), 4.0)),
+            torch.maximum(frames, torch.full((), 4.0)),
+            frames.clone().clamp_(min=4),
+            (2 * frames.clamp(min=1.7).view(2, 1)).ceil(),
+        ):
+            assert torch.arange(bounded.long().max()).shape == (4,)
+            assert bounded.max().item() == 4
+            assert bounded.float().min() > 3
+        assert frames.long().clamp_(min=4).max().item() == 4
+        lengths = frames.clamp(min=4)
+        lengths.copy_(frames)
+        assert lengths.long().max().item() == 0, "what is not known was written to it"
+        for free in (frames, frames.clamp(min=0.1), frames.clamp(max=0.1), frames.clamp(min=4) * frames):
+            assert (free.max().item(), free.long().max().item()) == (0.5, 0)

@@ -20,8 +20,11 @@ from memfit.errors import InputError
 from memfit.wording import TURNS
 
 ASSUMED = "_memfit_assumed"
-"""Attribute of a fake tensor of integers: the value of each, where that follows from integers that are taken for 0 or
-for the least random number."""
+"""Attribute of a fake tensor of numbers: the value of each, where that follows from integers that are taken for 0 or
+for the least random number, or from a lower bound."""
+
+ASSUMED_NUMBER = 0.5
+"""What a floating point number that is not known is taken for."""
 
 HOLDS_IF_FINITE = "_memfit_holds_if_finite"
 """Attribute of a fake tensor of one truth value: it is true of every finite number, as ``loss < float("inf")`` is."""
@@ -52,6 +55,14 @@ def unknown_integers(answer: int) -> Iterator[None]:
 def assumed_integer(tensor: Tensor) -> int:
     """What one integer that is not known is taken for."""
     assumed: int = tensor.__dict__.get(ASSUMED, _integer[-1])
+    return assumed
+
+
+def assumed_number(tensor: Tensor) -> float:
+    """What one number that is not known is taken for: an integer, or 0.5 or the lower bound that code gave."""
+    if not tensor.is_floating_point():
+        return assumed_integer(tensor)
+    assumed: float = tensor.__dict__.get(ASSUMED, ASSUMED_NUMBER)
     return assumed
 
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual.assumptions import (
+    ASSUMED_NUMBER,
     ASSUMED_TRUTH,
     Assumptions,
-    assumed_integer,
+    assumed_number,
     assumed_truth,
     source_line,
 )
@@ -38,10 +39,8 @@ def _item(assumptions: Assumptions, tensor: Tensor) -> Any:
     if tensor.dtype is torch.bool:
         value: Any
         value, ends_loop = assumed_truth(tensor)
-    elif tensor.is_floating_point():
-        value = 0.5
     else:
-        value = complex(0.5) if tensor.is_complex() else assumed_integer(tensor)
+        value = complex(ASSUMED_NUMBER) if tensor.is_complex() else assumed_number(tensor)
     value = assumptions.answer(value, source_line()[0])
     assumptions.note("item", repr(value), doubtful=type(value) is int, ends_loop=ends_loop)
     return value

@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from memfit.device.virtual.assumptions import ASSUMED, assumed_integer
+from memfit.device.virtual.assumptions import ASSUMED, ASSUMED_NUMBER, assumed_integer, assumed_number
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.patching import appended, replaced
@@ -202,13 +202,14 @@ class HybridMode(VirtualMode):
 
 
 def _assumed_content(fake: FakeTensor, dtype: torch.dtype) -> Tensor:
-    """Numbers are 0.5, or 0 where they are many. Integers and truth values are 0 and 1 in turn, or what a trace follows
-    of them: some of the classes, tokens and masks that are compared with them hit, and not all do, so that a metric
-    is neither 0 nor perfect, and a loop does not wait for what none or every one has."""
+    """Numbers are 0.5 or a lower bound that code gave, or 0 where they are many. Integers and truth values are 0 and 1
+    in turn, or what a trace follows of them: some of the classes, tokens and masks that are compared with them hit, and
+    not all do, so that a metric is neither 0 nor perfect, and a loop does not wait for what none or every one has."""
     shape = tuple(fake.shape)
     if dtype.is_floating_point or dtype.is_complex:
         if fake.numel() * dtype.itemsize <= _TOUCHED:
-            return torch.full(shape, 0.5, dtype=dtype)
+            number = assumed_number(fake) if fake.is_floating_point() else ASSUMED_NUMBER
+            return torch.full(shape, number, dtype=dtype)
         pages = torch.from_numpy(numpy.zeros(fake.numel() * dtype.itemsize, numpy.uint8))
         return pages.view(dtype).view(shape)
     least = 0 if dtype is torch.bool else assumed_integer(fake)
