@@ -51,6 +51,8 @@ use_count: Callable[[Tensor], int] = methodcaller("_use_count")
 """References that torch's C++ holds to a tensor."""
 is_view: Callable[[Tensor], bool] = methodcaller("_is_view")
 """Whether autograd takes a tensor for a view of another, of which autocast keeps no copy."""
+view_base: Callable[[Tensor], Tensor | None] = attrgetter("_base")
+"""The tensor that autograd takes a tensor for a view of; None where it is no view."""
 is_zero_tensor: Callable[[Tensor], bool] = methodcaller("_is_zerotensor")
 """Whether a tensor is all zeros without memory, as the tangents of what has none are in forward-mode autograd."""
 schema_of: Callable[[Any], Any] = attrgetter("_schema")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memfit.torch_compat import sequence_number, top_saved_tensors_hooks
-from memfit.torch_compat.attributes import sequence_number_of
+from memfit.torch_compat.attributes import sequence_number_of, view_base
 
 NBYTES = 8
 _SAVES_NUMBERS = {
@@ -68,13 +68,19 @@ class SavedNumbers:
         self._made = keeper, weakref.ref(product)
 
     def _follow(self, keeper: int, made: weakref.ref[Tensor]) -> None:
-        """Ties a number to the node of the product that was made: where that is gone, so is the number."""
+        """Ties a number to the node of the product that was made: where that is gone, so is the number.
+
+        Of a product in place on a view, the node is its base's. The view's own may be under way: autograd makes it by
+        the operator that runs now, and asking for it would wait for itself.
+        """
         product = made()
-        if product is None or product.grad_fn is None:
+        base = None if product is None else view_base(product)
+        node = getattr(product if base is None else base, "grad_fn", None)
+        if node is None:
             self._forget(keeper)
             return
         life = _Life()
-        product.grad_fn.metadata[_Life] = life  # type: ignore[index]
+        node.metadata[_Life] = life
         weakref.finalize(life, self._forget, keeper).atexit = False
 
     def _forget(self, keeper: int) -> None:

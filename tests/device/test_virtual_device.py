@@ -1,4 +1,5 @@
 import contextlib
+import copy
 import gc
 import sys
 
@@ -74,6 +75,25 @@ def test_large_nets_cost_no_memory():
         optimizer.step()
         assert sum(p.numel() * 4 for p in net.parameters()) == 4 * 2**30
     gc.collect()
+
+
+@pytest.mark.parametrize("device", [virtual_cpu, lambda: virtual_gpu(CARD)], ids=["cpu", "gpu"])
+def test_a_copy_of_a_net_has_its_values_alone(device):
+    """As of real parameters: a copy kept for its weights had been counted with the gradients of the net."""
+    with device() as virtual, virtual.device:
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        net[1].weight = net[0].weight
+        net[1].bias.requires_grad_(False)
+        net[0].bias.note = "not copied"
+        net(torch.randn(2, 4)).sum().backward()
+        copied, of_tensor = copy.deepcopy(net), copy.deepcopy(net[0].bias.detach().requires_grad_())
+    assert [parameter.requires_grad for parameter in copied.parameters()] == [True, True, False, True, True]
+    assert all(isinstance(parameter, torch.nn.Parameter) for parameter in copied.parameters())
+    assert all(parameter.grad is None for parameter in copied.parameters())
+    assert net[0].weight.grad is not None
+    assert copied[1].weight is copied[0].weight is not net[0].weight
+    assert not hasattr(copied[0].bias, "note")
+    assert of_tensor.requires_grad
 
 
 def test_only_our_own_item_leaves_a_list():

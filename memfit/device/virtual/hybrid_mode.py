@@ -31,6 +31,9 @@ _TOUCHED = 1 << 16
 """Bytes of floating point numbers up to which a stand-in is filled; of a larger one the system makes no page before it
 is written to."""
 
+_WRITTEN = 1 << 20
+"""Bytes of floating point numbers up to which assumed numbers are written to a real tensor, whose memory is there."""
+
 _aten = torch.ops.aten
 _TO_COPY = _aten._to_copy.default
 _SELECTS = frozenset({_aten.index.Tensor, _aten.masked_select.default, _aten.nonzero.default})
@@ -127,10 +130,22 @@ class HybridMode(VirtualMode):
             elif args[0].fake_device.type == NAME and _is_on_host(kwargs):
                 return self.stand_in(args[0], kwargs.get("dtype"), lambda: self._fake(func, types, args, kwargs))
         elif schema_of(func).name.endswith("_") and _is_real(args[0]):
-            return args[0]  # a real tensor that something fake is written to keeps its content
+            if func is _aten.copy_.default:
+                self._write(args[0], args[1])
+            return args[0]  # of what else is written to a real tensor, nothing is known: it keeps its content
         out = self._fake(func, types, args, kwargs)
         targets = [kwargs[name] for name in _targets(func) if name in kwargs] if kwargs else []
         return _written(targets, out) if any(map(_is_real, targets)) else out
+
+    def _write(self, real: Tensor, fake: FakeTensor) -> None:
+        """Copies a fake tensor's known content to a real tensor, or the assumed number to floating point numbers that
+        are not many."""
+        known = self.content(fake)
+        with DisableTorchDispatch():
+            if known is not None:
+                real.copy_(known)
+            elif real.is_floating_point() and real.numel() * real.itemsize <= _WRITTEN:
+                real.fill_(assumed_number(fake) if fake.is_floating_point() else ASSUMED_NUMBER)
 
     def _fake(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What an operator on fake tensors gives; what torch's decomposition of it makes is fake, too."""

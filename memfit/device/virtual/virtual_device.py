@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.compiler import set_stance
 
@@ -116,7 +116,15 @@ def _device_hint(tensor: Any) -> str:
 
 
 def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
-    """``copy.deepcopy`` of a fake tensor, whose known content (of a constant) is copied for real."""
+    """``copy.deepcopy`` of a fake tensor, whose known content (of a constant) is copied for real.
+
+    Of a parameter its values alone are copied, as by ``nn.Parameter``: no gradient and no other attribute.
+    """
+    if isinstance(tensor, nn.Parameter):
+        if id(tensor) not in memo:
+            copied = tensor.data.clone(memory_format=torch.preserve_format)
+            memo[id(tensor)] = nn.Parameter(copied, tensor.requires_grad)
+        return memo[id(tensor)]
     if tensor.constant is not None:
         with disable_current_modes():
             memo[id(tensor.constant)] = tensor.constant.clone()
