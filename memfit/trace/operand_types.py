@@ -1,4 +1,4 @@
-"""Types of operands that torch's kernels refuse and its kernels for meta tensors let pass.
+"""Operands that torch's kernels refuse and its kernels for meta tensors let pass: their types, places and numbers.
 
 Without these checks, a job whose first real step raises would be predicted to fit. Operators that take operands of one
 type say so in host code in aten/src/ATen/native that both kinds of device share, or their kernels read all operands as
@@ -8,6 +8,7 @@ in float32 beside inputs in half precision (cpu/mixed_data_type.h).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -56,11 +57,27 @@ _NORMS = {_aten.native_layer_norm.default: (2, 3), _aten.native_group_norm.defau
 """Norms, and which arguments are their parameters."""
 _INDEXED = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
 """Operators whose second argument is a list of indices, which lie on the CPU or where the first lies."""
+_WRITTEN_NUMBERS = {
+    _aten.fill_.Scalar: 1,
+    _aten.fill.Scalar: 1,
+    _aten.masked_fill.Scalar: 2,
+    _aten.masked_fill_.Scalar: 2,
+    _aten.constant_pad_nd.default: 2,
+    _aten.index_fill.int_Scalar: 3,
+    _aten.index_fill_.int_Scalar: 3,
+    _aten.scatter.value: 3,
+    _aten.scatter_.value: 3,
+}
+"""Operators that write a number, which they convert to the tensor's type with a check (``Scalar::to``), and which of
+their arguments it is."""
+_REACHES = (torch.float16, torch.bfloat16, torch.float32)
+"""Types whose largest number such an operator checks; those of 8 bits are left out."""
+_CHECKED = frozenset({*_PRODUCTS, *_CLASS_LOSSES, *_SAME_TYPES, *_NORMS, *_INDEXED, *_WRITTEN_NUMBERS})
 
 
 def is_checked(func: Any) -> bool:
     """Whether ``check_operand_types`` looks at this operator."""
-    return func in _PRODUCTS or func in _CLASS_LOSSES or func in _SAME_TYPES or func in _NORMS or func in _INDEXED
+    return func in _CHECKED
 
 
 def check_operand_types(func: Any, args: Any) -> None:
@@ -68,8 +85,11 @@ def check_operand_types(func: Any, args: Any) -> None:
 
     Raises:
         InputError: operands of two types are combined that have to have one, a loss gets classes of a type that is
-            none, or a tensor of the host is indexed by one of the card.
+            none, a tensor of the host is indexed by one of the card, or a number is written to a tensor whose type does
+            not reach so far.
     """
+    if func in _WRITTEN_NUMBERS:
+        _check_number(func, args)
     if func in _INDEXED and args[0].device.type == "cpu" and any(map(_is_elsewhere, args[1])):
         why = "a tensor on the CPU by indices on the card, which torch refuses"
         raise InputError(f"an index at {source_line()[0]}", why, "move the indices with .cpu(), or the tensor")
@@ -85,6 +105,19 @@ def check_operand_types(func: Any, args: Any) -> None:
         _check_same_type(func, args, _SAME_TYPES[func])
     elif func in _NORMS and not _takes_mixed_types(args[0]):
         _check_same_type(func, args, (0, *_NORMS[func]))
+
+
+def _check_number(func: Any, args: Any) -> None:
+    """Refuses a finite number beyond the largest of a floating point type, as masks in half precision often have."""
+    place = _WRITTEN_NUMBERS[func]
+    tensor, number = args[0], args[place] if place < len(args) else 0
+    if tensor.dtype not in _REACHES or isinstance(number, complex) or not math.isfinite(number):
+        return
+    most = torch.finfo(tensor.dtype).max
+    if abs(number) > most:
+        why = f"{number:g} is beyond {_name(tensor)}, which reaches to {most:g}, and torch refuses it"
+        name = str(func).split(".")[1].strip("_")
+        raise InputError(f"{name} at {source_line()[0]}", why, "write torch.finfo(tensor.dtype).min, or float('-inf')")
 
 
 def _is_elsewhere(index: Tensor | None) -> bool:

@@ -1,8 +1,8 @@
-"""``prod`` and ``cumprod`` of fake tensors, with the backward that a real run takes where no factor is zero.
+"""``prod`` and ``cumprod`` in a trace, with the backward that a real run takes where no factor is zero.
 
 torch's formulas (torch/csrc/autograd/FunctionsManual.cpp, aten/src/ATen/native/ReduceOps.cpp) ask whether a factor is
-zero, and do not ask it of tensors of other classes than torch's own: a trace would show the formula for zeros, which
-holds more.
+zero, and do not ask it of tensors of other classes than torch's own, nor while a dispatch mode is active: a trace would
+show the formula for zeros, which holds more. Of a real tensor, as a script on the virtual CPU has, the trace asks.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from memfit.device.virtual.patching import replaced
-from memfit.torch_compat import FakeTensor
+from memfit.torch_compat import DisableTorchDispatch, FakeTensor
 from memfit.torch_compat.attributes import are_transforms_active
 
 Call = Callable[..., Tensor]
@@ -79,14 +79,22 @@ class _Cumprod(torch.autograd.Function):
 
 
 def _has_formula_for_zeros(factors: Any) -> bool:
-    """Whether autograd alone differentiates, and would take the formula for zeros."""
+    """Whether autograd alone differentiates, and would take the formula for zeros, though no factor is known to be."""
+    is_real = type(factors) in (Tensor, nn.Parameter)
     return (
-        isinstance(factors, FakeTensor)
+        (is_real or isinstance(factors, FakeTensor))
         and factors.requires_grad
         and torch.is_grad_enabled()
         and not are_transforms_active()
         and forward_ad.unpack_dual(factors).tangent is None
+        and not (is_real and _has_zero(factors))
     )
+
+
+def _has_zero(factors: Tensor) -> bool:
+    """Whether a factor of a real tensor is zero."""
+    with DisableTorchDispatch():
+        return not bool(factors.detach().all())
 
 
 def _prod(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,9 +1,15 @@
-"""Tensors of the host that a script writes the card's to."""
+"""Tensors of the host in a traced script: what is written to them, and what autograd makes of them on a CPU."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from memfit.trace.self_test import live_peaks
+from testing.truth import operator_names
 from tests.script.script_trace import trace_here
 
 
@@ -30,3 +36,33 @@ def test_what_the_card_has_is_written_to_the_host(tmp_path: Path, device: str) -
         device=device,
     )
     assert outcome.error is None, outcome.error.text
+
+
+def test_the_backward_of_a_product_of_real_factors_is_the_one_of_a_real_run(tmp_path: Path) -> None:
+    """A real tensor's backward took the formula for factors of zero, because a trace is a dispatch mode. It takes it
+    where a factor is zero: the gradient is a number."""
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "net = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        "    zero = torch.tensor([[0., 2., 3.]], requires_grad=True)\n"
+        "    zero.prod(1).sum().backward()\n"
+        "    assert zero.grad.tolist() == [[6., 0., 0.]]\n"
+        "    places = (torch.rand(256, 8, 3) + 0.5).requires_grad_()\n"
+        "    loss = net(places.prod(-1)).mean() + places.cumprod(1).mean()\n"
+        "    loss.backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "    del places, loss\n",
+        device="cpu",
+        memory_bytes=1 << 30,
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.bare is not None
+    operators = ",".join(sorted(operator_names(outcome.bare)))
+    subprocess.run(
+        [sys.executable, "-m", "tests.script.run_for_real", str(tmp_path / "real.json"), operators, "train.py"],
+        check=True, cwd=tmp_path, capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert live_peaks(outcome.bare) == pytest.approx(json.loads((tmp_path / "real.json").read_text()), rel=100e-6)

@@ -3,6 +3,7 @@
 python -m pytest tests/trace/test_operand_types.py
 """
 
+import math
 from functools import partial
 
 import pytest
@@ -134,6 +135,37 @@ def test_norms_of_a_card_read_their_parameters_in_the_type_of_their_inputs(name:
             TAKEN[f"{name} in float32 of bfloat16"]()
         with torch.autocast("cuda", torch.bfloat16):
             assert TAKEN[f"{name} in float32 of bfloat16"]().dtype is torch.float32
+
+
+WRITTEN = {
+    "fill": lambda tensor, number: tensor.clone().fill_(number),
+    "masked_fill": lambda tensor, number: tensor.masked_fill(tensor > 0, number),
+    "masked_fill in place": lambda tensor, number: tensor.clone().masked_fill_(tensor > 0, number),
+    "constant_pad_nd": lambda tensor, number: nn.functional.pad(tensor, (1, 1), value=number),
+    "index_fill": lambda tensor, number: tensor.index_fill(0, tensor.new_zeros(1, dtype=torch.int64), number),
+    "scatter": lambda tensor, number: tensor.scatter(0, tensor.new_zeros(1, dtype=torch.int64), number),
+}
+
+
+@pytest.mark.parametrize("enter", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_numbers_beyond_the_type_that_they_are_written_to(name: str, enter) -> None:
+    """``scores.masked_fill(mask, torch.finfo(torch.float32).min)`` under autocast: a run ends there."""
+    least = torch.finfo(torch.float32).min
+    taken = ((torch.float16, -65504.0), (torch.float16, -math.inf), (torch.bfloat16, -1e38), (torch.float32, least))
+    refused = ((torch.float16, -1e9), (torch.float16, 10**6), (torch.bfloat16, least), (torch.float32, 1e39))
+    for dtype, number in refused:
+        with pytest.raises(RuntimeError, match="without overflow"):
+            WRITTEN[name](torch.ones(4, dtype=dtype), number)
+    for dtype, number in taken:
+        WRITTEN[name](torch.ones(4, dtype=dtype), number)
+    with enter() as virtual, torch.device(virtual.device), Tracer(virtual).recording():
+        for dtype, number in taken:
+            WRITTEN[name](torch.ones(4, dtype=dtype), number)
+        for dtype, number in refused:
+            words = f"{name.split()[0]} at .*test_operand_types.py:.* is beyond {dtype}".replace("torch.", "")
+            with pytest.raises(InputError, match=words):
+                WRITTEN[name](torch.ones(4, dtype=dtype), number)
 
 
 INDEXED = {
