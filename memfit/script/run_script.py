@@ -166,6 +166,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     running.observations.histories = Histories(running.observations.note, request.lbfgs_iterations)
     stack.enter_context(running.observations.histories.filled())
     stack.enter_context(fake_parameters(tracer.mode, tracer.parameter_made))
+    stack.enter_context(tracer.draws.rejections())
     stack.enter_context(_addresses())
     if device.is_cuda:
         total = device.memory_bytes or 0

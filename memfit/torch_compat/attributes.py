@@ -39,6 +39,8 @@ MAKE_SUBCLASS, MAKE_WRAPPER_SUBCLASS, MODULE_APPLY, CONVOLUTION_LAYOUT, RAW_STRE
 )  # fmt: skip
 """For patches: two of Tensor; of Module (``to``, ``half`` and ``cuda`` call it); of ``c_bindings``, the layout of a
 convolution's output and the stream that a CPU build has not."""
+TRUNCATED_NORMAL = "_no_grad_trunc_normal_"
+"""For patches: the function of ``torch.nn.init`` that draws again what fell outside of its bounds."""
 HELD_BY_MODULES = ("_parameters", "_buffers", "_modules")
 """The dicts of a module that hold tensors on purpose."""
 
