@@ -54,7 +54,32 @@ def _weight_norm_backward(
     return torch.empty_like(direction), torch.empty_like(length)
 
 
-_SHAPES = {"_weight_norm_interface_backward": _weight_norm_backward}
+def _quantized_with_mask(values: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Values rounded to what integers reach, and where they are within the bounds (fake_quant_per_tensor_affine.cpp and
+    fake_quant_per_channel_affine.cpp in aten/src/ATen/native/quantized)."""
+    return torch.empty_like(values), torch.empty_like(values, dtype=torch.bool)
+
+
+def _quantized(values: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(values)
+
+
+def _quantized_backward(
+    grad: Tensor, values: Tensor, scale: Tensor, zero_point: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(values), torch.empty_like(scale), torch.empty_like(zero_point)
+
+
+_SHAPES = {
+    "_weight_norm_interface_backward": _weight_norm_backward,
+    "fake_quantize_per_tensor_affine_cachemask": _quantized_with_mask,
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _quantized_with_mask,
+    "fake_quantize_per_channel_affine_cachemask": _quantized_with_mask,
+    "_fake_quantize_learnable_per_tensor_affine": _quantized,
+    "_fake_quantize_learnable_per_channel_affine": _quantized,
+    "_fake_quantize_learnable_per_tensor_affine_backward": _quantized_backward,
+    "_fake_quantize_learnable_per_channel_affine_backward": _quantized_backward,
+}
 """Shapes of what operators give, where a version of torch may lack them."""
 
 

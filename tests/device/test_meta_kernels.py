@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from memfit.device.virtual import meta_kernels
-from memfit.device.virtual.virtual_device import virtual_cpu
+from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
 
 CALLS = {
     "view of a dimension of one": lambda a, b: a.transpose(0, 1)[:, :1].transpose(0, 2).view(4, 1, 1, 3),
@@ -124,3 +125,40 @@ def test_out_arguments_without_a_kernel_for_meta_tensors_are_given_back(gpu):
 
 def test_an_out_argument_whose_size_data_tell_is_not_taken_for_the_result():
     assert not meta_kernels.outs_without_kernel(torch.ops.aten.masked_select.out)
+
+
+QUANTIZED = {
+    "of a tensor": lambda x, scale, zero: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+    "by a tensor": lambda x, scale, zero: torch.fake_quantize_per_tensor_affine(
+        x, scale[0].detach(), zero[0].int(), -128, 127
+    ),
+    "by channel": lambda x, scale, zero: torch.fake_quantize_per_channel_affine(
+        x, scale.detach(), zero.int(), 1, -8, 7
+    ),
+    "learnt": lambda x, scale, zero: torch._fake_quantize_learnable_per_tensor_affine(
+        x, scale[:1], zero[:1], -128, 127, 0.1
+    ),
+    "learnt by channel": lambda x, scale, zero: torch._fake_quantize_learnable_per_channel_affine(
+        x, scale, zero, 1, -8, 7, 0.1
+    ),
+}
+
+
+def _quantized(name, device):
+    """What a quantization that is trained through gives, and the gradients: sizes and types."""
+    x = torch.ones(6, 4, 5, device=device).transpose(0, 2).requires_grad_()
+    scale = torch.full((4,), 0.1, device=device, requires_grad=True)
+    zero = torch.zeros(4, device=device, requires_grad=True)
+    out = QUANTIZED[name](x, scale, zero)
+    out.sum().backward()
+    tensors = [out, *(each.grad for each in (x, scale, zero) if each.grad is not None)]
+    return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
+
+
+@pytest.mark.parametrize("enter", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_training_through_quantization_has_the_shapes_of_a_real_run(name, enter):
+    """torch has no shapes of these operators for meta tensors."""
+    real = _quantized(name, "cpu")
+    with enter() as virtual:
+        assert _quantized(name, virtual.device) == real
