@@ -13,14 +13,16 @@ from memfit.apply.losses import MicroBatch
 from memfit.apply.train_state import build
 from memfit.apply.window import TurnGradients, run_window
 from memfit.engine.collectives import RanksOutOfMemoryError
-from memfit.job import Loss
+from memfit.job import Loss, Shape
 from memfit.train.checkpoint.checkpoints import Checkpoints
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.recovery import giving_up
 from memfit.train.recovery import recovery as recovery_module
+from memfit.train.recovery.failure import Failure
+from memfit.train.recovery.giving_up import NothingLeftError
 from memfit.train.recovery.memory_growth import GrownMemoryError
 from memfit.train.recovery.part_sizes import GROW_AFTER
-from memfit.train.recovery.recovery import Recovery
+from memfit.train.recovery.recovery import IN_A_ROW, Recovery
 from testing.faulty_jobs import Gan, Plain, run, run_out_of_memory, same
 
 
@@ -166,6 +168,34 @@ def test_ranks_give_up_together(here, monkeypatch):
     monkeypatch.setattr(giving_up, "gather", of_two_ranks)
     with pytest.raises(GrownMemoryError, match="rank 1: memory grew"):
         recovery._smaller_on([], None, here=here)
+
+
+@pytest.mark.parametrize("larger", [True, False])
+def test_only_samples_larger_than_what_has_fitted_are_left_out_without_end(larger):
+    train_state = build(Plain(), "cpu")
+    batch = train_state.job.batch(Shape(items=4))
+    recovery = Recovery(
+        train_state, remake=lambda ids: None, cost=lambda ids: 9 if larger else 4, largest=8, skips=True
+    )
+    fitting = MicroBatch(fetch=lambda: batch, padded_units=4, ids=(1, 2, 3, 4))
+    run_window(train_state, [fitting], guard=recovery.guard)
+
+    def left_out(number):
+        failure = Failure(part="forward", micro_batch=0, ids=(), requested_bytes=8, held_bytes=8, message="")
+        return recovery._without([], failure, (number,))
+
+    for number in range(IN_A_ROW):
+        assert left_out(number) == []
+    run_window(train_state, [fitting], guard=recovery.guard)  # what fits in between ends the row
+    for number in range(IN_A_ROW):
+        assert left_out(number) == []
+    if larger:
+        assert left_out(99) == []
+    else:
+        with pytest.raises(
+            NothingLeftError, match=r"with samples 0, 1, .*, 99, one after another .*no sample is to blame"
+        ):
+            left_out(99)
 
 
 def test_a_window_begins_with_its_fetch():

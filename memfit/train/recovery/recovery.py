@@ -51,7 +51,7 @@ from memfit.train.recovery.reduced_limits import NO_REDUCTION, ReducedLimits, St
 from memfit.train.recovery.samples_in_words import samples_in_words
 
 IN_A_ROW = 8
-"""Samples that are left out one after another, none fitting in between, before they are no longer to blame."""
+"""Samples, none larger than what has fitted, that are left out one after another before they are no longer to blame."""
 
 
 class Recovery:
@@ -92,7 +92,9 @@ class Recovery:
         self.thrashes = 0
         """Times that the allocator had to give its cache back in this window."""
         self._in_a_row: list[int] = []
-        """Samples that were left out since one fitted."""
+        """Samples no larger than what has fitted that were left out since one fitted."""
+        self._fitted = 0
+        """Padded units of the largest micro-batch that has fitted."""
         self._state, self._remake, self._cost = train_state, remake, cost
         self._skips, self._on_failure = skips, on_failure
         self._check, self._has_grown, self._held_before = check, has_grown, held_before
@@ -205,8 +207,9 @@ class Recovery:
                 made = attempt(parts)
                 self._check(made)
                 self._buffers.learn()
-                if any(micro.counts and micro.ids for micro in parts):
-                    self._in_a_row = []
+                for micro in parts:
+                    if micro.counts and micro.ids:
+                        self._in_a_row, self._fitted = [], max(self._fitted, micro.padded_units)
                 return made
             except Exception as error:
                 if not memory_limit.is_memory_failure(error):
@@ -343,7 +346,8 @@ class Recovery:
                 f"{samples_in_words(self._state.job, failed, self._cost, self._remake)} not fit alone: "
                 f"memory ran out in {failure.part} ({request})"
             )
-        self._in_a_row += failed
+        if self._cost(failed) <= self._fitted:
+            self._in_a_row += failed
         if len(self._in_a_row) > IN_A_ROW:
             raise NothingLeftError(
                 f"memory ran out in {failure.part} with samples {', '.join(map(str, self._in_a_row))}, one after "
