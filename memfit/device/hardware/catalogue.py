@@ -312,7 +312,8 @@ def with_torch(device: Device, version: str) -> Device:
 
 def figures(device: Device) -> dict[str, Any]:
     """A device as plain data for JSON; unknown figures are null."""
-    names = [name for name in Device.__dataclass_fields__ if name not in ("key", "name", "sources")]
+    unlike = ("key", "name", "sources", "free_bytes")  # names, and what a person leaves free
+    names = [name for name in Device.__dataclass_fields__ if name not in unlike]
     known = {name: getattr(device, name) for name in names}
     known["context_by_torch"] = [asdict(each) for each in device.context_by_torch]
     return {
