@@ -13,7 +13,7 @@ from memfit.job import Shape
 from memfit.planner.live_bytes import LiveBytes, live_bytes_of
 from memfit.planner.options import validation_policies
 from memfit.planner.pipeline.stage_figures import StageFigures
-from memfit.planner.predict import footprint_on
+from memfit.planner.prediction import footprint_on, need_on
 from memfit.planner.search.candidate_search import Candidate
 from memfit.planner.search.validation_choice import OtherPolicies, Validation, validation_of
 from memfit.trace.step import Tracing
@@ -90,19 +90,17 @@ def trace_full_step(
             validation_trace = traces.trace(policy)
             how = replace(how, validation=policy)
             plain = footprint = footprint_on(validation_trace.trace, device, how.world, mesh=sizes)
-            expandable = (
-                footprint_on(validation_trace.trace, device, how.world, "expandable_segments", mesh=sizes)
-                if device.is_cuda
-                else plain
-            )
-            if not plain.fits and (expandable.fits or plain.limiting_phase == "train" != expandable.limiting_phase):
-                footprint = expandable
+            if not plain.fits and device.is_cuda:
+                other = footprint_on(validation_trace.trace, device, how.world, "expandable_segments", mesh=sizes)
+                if other.fits or plain.limiting_phase == "train" != other.limiting_phase:
+                    footprint = other
             live_bytes = live_bytes_of(validation_trace.trace, device)
             tried.append(validation_of(validation_trace, live_bytes, device, job.precision))
             if footprint.fits or footprint.limiting_phase != "validate":
                 break
         others = validation_policies.other_policies(job, how.validation, shape.items, resized) if footprint.fits else {}
         outcomes = other_policies.outcomes(others, validation_trace.operators, second_core=second_core)
+    expandable = need_on(validation_trace.trace, device, how.world, "expandable_segments", mesh=sizes).process_bytes
     replayed = ReplayedCandidate(
         policy=policy_name(candidate.modes, own),
         checkpointing=candidate.modes,
@@ -112,9 +110,7 @@ def trace_full_step(
         engine=how.engine,
         allocator="default" if footprint is plain else "expandable_segments",
         allocator_bytes={
-            name: phase.reserved_bytes - expandable.phases[name].reserved_bytes
-            for name, phase in plain.phases.items()
-            if device.is_cuda
+            name: phase.process_bytes - expandable[name] for name, phase in plain.phases.items() if device.is_cuda
         },
     )
     return FullStep(candidate=replayed, how=how, live_bytes=live_bytes, tried=tuple(tried), other_policies=outcomes)
