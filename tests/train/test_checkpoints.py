@@ -325,6 +325,18 @@ def test_a_file_size_limit_and_a_read_only_folder_too(small_disk):
     assert [path.name for path in small_disk.iterdir()] == ["00000001"]
 
 
+def test_what_a_failed_write_left_is_written_over_where_a_simulated_removal_fails(tmp_path, monkeypatch):
+    """As where there is no memory to list the folder, which cannot be had on purpose."""
+    monkeypatch.setattr("memfit.train.checkpoint.checkpoints.shutil.rmtree", lambda path, **options: None)
+    left = tmp_path / f".00000003.{os.getpid()}"
+    left.mkdir()
+    (left / "state.safetensors").write_bytes(b"torn" * 1000)
+    writer = saver(tmp_path)
+    writer.save(build(Net(), "cpu"), 3)
+    assert writer.finish()
+    assert read_checkpoint(tmp_path / "00000003").next_window == 3
+
+
 def test_a_copy_that_memory_does_not_hold_is_not_made(tmp_path, monkeypatch):
     """The allocation is made to fail here; bench/faults.py runs real ones."""
 
