@@ -23,7 +23,7 @@ from memfit.job import Shape
 from memfit.user_cache import cache_folder
 
 if TYPE_CHECKING:
-    from memfit.planner.asked_job import AskedJob
+    from memfit.planner.asked_job import AskedJob, Policy
 
 SWITCH = "MEMFIT_TRACE_AHEAD"
 """The environment variable that turns this off with 0."""
@@ -100,26 +100,42 @@ def _trace(request: Mapping[str, Any]) -> None:
     from memfit.cli.options import choose_devices
     from memfit.cli.progress import progress
     from memfit.planner.card_comparison import compare_cards
-    from memfit.planner.trace_ahead import trace_ahead
+    from memfit.planner.trace_ahead import AheadTraces
 
     shape, device = Shape(**request["shape"]), find_device(request["device"])
     with progress("tracing", quiet=True), asked_job(request["job"], request["pairs"], request["precision"]) as asked:
-        others = trace_ahead(asked, shape, device, **request["choices"])
-        _find_largest(asked, device)
-        compare_cards(asked, micro_batch_shape(asked.facts, None, None), choose_devices(("all",), None, None))
-        _ask_data_set(asked)
+        ahead = AheadTraces(asked)
+        ahead.trace_sizes(shape, device, **request["choices"])
+        others = ahead.trace_cards(shape, device, **request["choices"])
+        start, policies = micro_batch_shape(asked.facts, None, None), asked.facts.policies
+
+        def find_largest(policy: Policy, card: Device) -> None:
+            ahead.trace_sizes(start, card, checkpointing=policy.checkpointing, changes=policy.changes)
+            _find_largest(policy, card, asked)
+
+        for policy in policies:
+            find_largest(policy, device)
         for card in others:
-            _find_largest(asked, card)
+            find_largest(policies[0], card)
+        cards = choose_devices(("all",), None, None)
+        compare_cards(asked, start, cards)
+        _ask_data_set(asked)
+        for policy in policies[1:]:
+            for card in others:
+                find_largest(policy, card)
+        for policy in policies:
+            for card in cards:
+                _find_largest(policy, card, asked)
 
 
-def _find_largest(asked: AskedJob, device: Device) -> None:
-    """The largest micro-batch under each policy, which is kept as it is found."""
-    from memfit.planner.largest import by_items, largest_of
+def _find_largest(policy: Policy, card: Device, asked: AskedJob) -> None:
+    """The largest micro-batch, which is kept as it is found."""
+    from memfit.planner.largest import by_items, largest_of, with_certain
 
-    for policy in asked.facts.policies:
-        with suppress(Exception):  # the job's code may refuse what nobody asked for
-            largest_of(policy, device, asked, by_items(asked.facts.longest))
-        asked.keep()
+    sizes = by_items(asked.facts.longest)
+    with suppress(Exception):  # the job's code may refuse what nobody asked for
+        with_certain(largest_of(policy, card, asked, sizes), asked, sizes)
+    asked.keep()
 
 
 def _ask_data_set(asked: AskedJob) -> None:

@@ -12,7 +12,7 @@ from memfit.device.hardware.catalogue import Device, catalogue
 from memfit.errors import InputError, describe
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob, Policy
-from memfit.planner.largest import by_items, largest_of
+from memfit.planner.largest import by_items, largest_size_of
 from memfit.planner.prediction import Prediction
 from memfit.planner.timing.roofline import window_seconds
 
@@ -71,7 +71,7 @@ def compare_cards(
     traced = min(2, math.ceil(batch / shape.units))  # from two on, gradients lie beside the second's activations
     for device in devices:
         prediction = asked.predict(shape, device, checkpointing=facts.own, micro_batches=traced)
-        largest = largest_of(policy, device, asked, by_items(facts.longest)) if find_largest else None
+        largest = largest_size_of(policy, device, asked, by_items(facts.longest)) if find_largest else None
         is_timed = device.is_cuda and facts.precision
         window = None
         if is_timed:

@@ -1,36 +1,32 @@
 """Steps of a job at every micro-batch between traced ones: their events, and each storage's bytes on a line.
 
-One length, checkpoint mode and accumulation is a ``StepKind``. Its step is traced at a few micro-batches. Between two
-of them that make the same events, the bytes of every storage lie on the line through both if a third size in between
-lies on it, too; otherwise the interval is halved. What is left between two sizes with other events is not derived.
+One length, checkpoint mode and accumulation is a ``StepKind``. Its step is traced at a few micro-batches, from which
+others follow (``memfit.planner.derived_ranges``).
 """
 
 from __future__ import annotations
 
-import math
 import sys
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device, catalogue
 from memfit.errors import InputError, describe
-from memfit.events import FAILED, Trace
+from memfit.events import Trace
 from memfit.footprint import Footprint
 from memfit.geometry import MOST
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob, JobFacts
+from memfit.planner.derived_ranges import changes_of, derived_ranges
 from memfit.planner.prediction import TracedQuestion, footprint_on, holds_for, need_on
 from memfit.planner.size_search import largest_size
-from memfit.planner.step_range import StepRange, is_on, range_between, unlike_size
+from memfit.planner.step_range import StepRange, unlike_size
 from memfit.trace.event_limit import far_more_than, most_events
 from memfit.trace.extra_window import with_third_window
 from memfit.trace.interpolation import interpolated
 
-TRACES = 12
-"""Traces of one kind of step, at most."""
 LARGEST = 1 << 16
 """Items of a micro-batch, at most."""
 BEYOND = 1.1
@@ -146,6 +142,8 @@ class _Steps:
         self._asked, self._device, self._sharing = asked, device, sharing
         self._questions: list[TracedQuestion] = []
         self._limits: dict[StepKind, int] = {}
+        self._changes: tuple[int, ...] = ()
+        """Sizes from which on another step is made, of the kinds so far."""
         """The most events of a step of each kind: far more than those of the first that was traced."""
         self._trace = cache(self._traced)
 
@@ -196,60 +194,8 @@ class _Steps:
 
     def derived(self, kind: StepKind, most: int) -> DerivedKind:
         """The ranges of items up to ``most`` in which a kind of step is derived."""
-        ranges = derived_ranges(lambda items: self._trace(kind, items), most)
+        ranges = derived_ranges(lambda items: self._trace(kind, items), most, self._changes)
+        self._changes = tuple({*self._changes, *changes_of(ranges)})
         answers = [self._trace(kind, items) for items in (1, 2, most)]
         refused = next((answer for answer in answers if isinstance(answer, str)), "")
         return DerivedKind(kind=kind, ranges=tuple(ranges), refused=refused)
-
-
-def derived_ranges(trace_at: Callable[[int], Trace | str], most: int) -> list[StepRange]:
-    """The ranges of items, ascending, in which a step follows from two traced ones.
-
-    Args:
-        trace_at: the step at so many items, or why there is none.
-        most: the largest size.
-    """
-    known: dict[int, Trace | None] = {}
-
-    def trace(items: int) -> Trace | None:
-        if items not in known:
-            traced = trace_at(items)
-            usable = not isinstance(traced, str) and all(name != FAILED for name, _, _ in traced.phases)
-            known[items] = traced if usable else None  # type: ignore[assignment]
-        return known[items]
-
-    ranges = _alone(1, trace(1))
-    open_ends = deque([(2, most)])
-    while open_ends:
-        low, high = open_ends.popleft()
-        line = range_between(low, trace(low), high, trace(high))
-        middle = _between(low, high)
-        if middle in (low, high):
-            ranges += [line] if line is not None else [*_alone(low, trace(low)), *_alone(high, trace(high))]
-        elif len(known) >= TRACES:
-            ranges += [*_alone(low, trace(low)), *_alone(high, trace(high))]
-        elif line is not None and is_on(line, middle, trace(middle)):
-            ranges.append(line)
-        else:
-            open_ends += [(low, middle), (middle, high)]
-    return _without_repeats(ranges)
-
-
-def _between(low: int, high: int) -> int:
-    """A size between two others, as many times the lower as the higher is of it."""
-    middle = unlike_size(math.isqrt(low * high))
-    return middle if low < middle < high else (low + high) // 2
-
-
-def _alone(items: int, trace: Trace | None) -> list[StepRange]:
-    """The range of one traced size."""
-    line = range_between(items, trace, items, trace)
-    return [] if line is None else [line]
-
-
-def _without_repeats(ranges: list[StepRange]) -> list[StepRange]:
-    """The ranges, ascending, without single sizes that are the end of another."""
-    wide = [item for item in ranges if item.low < item.high]
-    ends = {end for item in wide for end in (item.low, item.high)}
-    single = {item.low: item for item in ranges if item.low == item.high and item.low not in ends}
-    return sorted([*wide, *single.values()], key=lambda item: item.low)

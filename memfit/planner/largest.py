@@ -8,7 +8,6 @@ a trace of its own, or from those of sizes around it (``memfit.planner.step_rang
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +23,7 @@ from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob, Policy
 from memfit.planner.prediction import Prediction, TracedQuestion, answer, holds_for, need_on
 from memfit.planner.size_search import Refusal, RefusedSizeError, SizeAnswer, largest_size, search_size
-from memfit.planner.step_range import unlike_size
+from memfit.planner.step_range import size_between, unlike_size
 from memfit.trace.event_limit import TooManyEventsError, most_events
 from memfit.trace.interpolation import interpolated
 
@@ -81,8 +80,8 @@ class Largest:
 
     @property
     def may_be_larger(self) -> bool:
-        """Whether larger sizes may fit: the search ended before one that does not, and the job refuses none."""
-        return not self.exact and not self.search.refusals
+        """Whether larger sizes may fit, see ``SizeAnswer.may_be_larger``."""
+        return self.search.may_be_larger
 
 
 def largest_of(policy: Policy, device: Device, asked: AskedJob, vary: Vary) -> Largest:
@@ -95,16 +94,24 @@ def largest_of(policy: Policy, device: Device, asked: AskedJob, vary: Vary) -> L
         Exception: what the job's code raised, where it takes no size that was tried first.
     """
     sizes = _Sizes(policy, device, asked, vary)
-    known = asked.remembered(sizes.key)
-    if known is None:
-        answer = search_size(
-            sizes.needs, device.usable_bytes or 0, sizes.likely, starts=vary.starts, own=vary.own
-        )  # fmt: skip
-        asked.remember(sizes.key, asdict(answer))
-    else:
-        answer = _answer_from_json(known)
+    answer = _established(sizes, device, asked, vary)
     prediction = sizes.prediction(answer.size) if answer.size is not None else None
     return Largest(device=device, policy=policy, search=answer, prediction=prediction)
+
+
+def largest_size_of(policy: Policy, device: Device, asked: AskedJob, vary: Vary) -> SizeAnswer:
+    """What the search of ``largest_of`` establishes, without a prediction of the size; arguments and errors alike."""
+    return _established(_Sizes(policy, device, asked, vary), device, asked, vary)
+
+
+def _established(sizes: _Sizes, device: Device, asked: AskedJob, vary: Vary) -> SizeAnswer:
+    """The answer that is kept, or found now."""
+    known = asked.remembered(sizes.key)
+    if known is not None:
+        return _answer_from_json(known)
+    answer = search_size(sizes.needs, device.usable_bytes or 0, sizes.likely, starts=vary.starts, own=vary.own)
+    asked.remember(sizes.key, asdict(answer))
+    return answer
 
 
 def with_certain(answer: Largest, asked: AskedJob, vary: Vary) -> Largest:
@@ -135,7 +142,8 @@ class _Sizes:
     @property
     def key(self) -> str:
         """What the answer is kept under."""
-        words = repr((self._policy, self._vary.name, self._device))
+        policy = self._policy  # whatever its name
+        words = repr((policy.checkpointing, policy.changes, self._vary.name, self._device))
         return f"largest {hashlib.sha256(words.encode()).hexdigest()[:32]}"
 
     def prediction(self, size: int) -> Prediction:
@@ -200,7 +208,7 @@ class _Sizes:
         low, high = (answer(each, self._asked.name, self._device) for each in (first, second))
         most = items_beyond(low, high, (self._device, *sharing))
         same = 2 * max(_events(first), _events(second))
-        for items in (most, unlike_size(math.isqrt(2 * most))):
+        for items in (most, size_between(2, most)):
             if items > second.shape.items:
                 # the job's code may refuse a size that nobody asked for, and none follows from another number of events
                 with suppress(Exception), most_events(same):

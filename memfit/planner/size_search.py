@@ -72,6 +72,11 @@ class SizeAnswer:
         ended = None if self.stopped else self.ended
         return tuple(dict.fromkeys(each for each in (self.stepped, ended) if each is not None))
 
+    @property
+    def may_be_larger(self) -> bool:
+        """Whether larger sizes may fit: the search ended before one that does not, and the job refuses none."""
+        return not self.exact and not self.refusals
+
 
 def largest_size(
     needs: Callable[[int], int],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -13,8 +15,10 @@ EXACT = 1 << 53
 """Whole numbers below it are exact as JavaScript's doubles."""
 ESTIMATES = 1e-6
 """Relative: how far floating point operations and traffic may lie off a line. Times, which they give, are estimates."""
-
-
+NARROW = 16
+"""Sizes so near to each other have their middle between them."""
+AWAY = 16
+"""How far from the middle a size may lie."""
 PARTS = (2, 3, 4, 5, 7, 8, 16, 32, 64, 128)
 """Parts into which code of a job may divide a batch: halves of it, groups of 3, a multiple of 8."""
 
@@ -100,6 +104,24 @@ def unlike_size(items: int) -> int:
     """The next size that is odd, and a multiple of 3 or one more: of another remainder than a size of 2."""
     odd = items | 1
     return odd + 2 if odd % 6 == 5 else odd
+
+
+def size_between(low: int, high: int) -> int:
+    """A size between two, about as many times the lower as the higher is of it; ``low`` where there is none.
+
+    It leaves another remainder than both where they leave the same one, so that the three stand for every size.
+    """
+    middle = unlike_size(math.isqrt(low * high))
+    if not low < middle < high or high - low < NARROW:
+        middle = (low + high) // 2
+    parts = [part for part in PARTS if low % part == high % part]
+    near = chain(range(middle, min(middle + AWAY, high)), range(max(middle - AWAY, low + 1), middle))
+    return next((size for size in near if all(size % part != low % part for part in parts)), middle)
+
+
+def divide_unlike(sizes: Sequence[int]) -> bool:
+    """Whether sizes stand for all between them: none of ``PARTS`` leaves one remainder of all."""
+    return all(len({size % part for size in sizes}) > 1 for part in PARTS)
 
 
 def _stand_for(sizes: Sequence[int], items: int) -> bool:

@@ -13,53 +13,64 @@ from memfit.device.hardware.catalogue import Device, catalogue
 from memfit.events import Trace
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob
-from memfit.planner.derived_steps import derived_ranges
+from memfit.planner.derived_ranges import changes_of, derived_ranges
 from memfit.planner.largest import items_beyond, sharing_cards
 from memfit.planner.prediction import TracedQuestion, answer
 from memfit.trace.event_limit import far_more_than, most_events
 
 
-def trace_ahead(asked: AskedJob, shape: Shape, device: Device, **choices: Any) -> list[Device]:
-    """Traces what answers for other micro-batches on a question's card, then its step on the other cards; gives a card
-    of each kind of kernels but its own.
+class AheadTraces:
+    """Traces that nobody asked for yet: what the job's code raises is left out, and each is kept when it is made."""
 
-    What the job's code raises is left out: nobody asked for these steps. Each trace is kept when it is made.
+    def __init__(self, asked: AskedJob) -> None:
+        self._asked = asked
+        self._changes: tuple[int, ...] = ()
+        """Items from which on another step is made, of the steps so far."""
 
-    Args:
-        shape, device, choices: the question that was answered, as of ``AskedJob.question``.
-    """
-    if not device.is_cuda:
-        return []
+    def trace_sizes(self, shape: Shape, device: Device, **choices: Any) -> None:
+        """Traces what answers for every micro-batch of a question on its card.
 
-    def traced(items: int, card: Device) -> TracedQuestion | None:
+        Args:
+            shape, device, choices: as of ``AskedJob.question``.
+        """
+        first = self._traced(shape, device, choices) if device.is_cuda else None
+        if first is None:
+            return
+        other = self._traced(Shape(items=2 if shape.items != 2 else 4, length=shape.length), device, choices)
+        if other is None:
+            return
+        low, high = sorted((first, other), key=lambda question: question.shape.items)
+        cards = (device, *sharing_cards(first))
+        most = items_beyond(answer(low, self._asked.name, device), answer(high, self._asked.name, device), cards)
+
+        def trace_at(items: int) -> Trace | str:
+            question = self._traced(Shape(items=items, length=shape.length), device, choices)
+            return next(iter(question.traces.values())) if question is not None else "not traced"
+
+        with most_events(far_more_than(max(len(trace.kind) for trace in first.traces.values()))):
+            ranges = derived_ranges(trace_at, most, self._changes)
+        self._changes = tuple(sorted({*self._changes, *changes_of(ranges)}))
+
+    def trace_cards(self, shape: Shape, device: Device, **choices: Any) -> list[Device]:
+        """Traces a question's step on the other cards; gives a card of each kind of kernels but its own.
+
+        Args:
+            shape, device, choices: as of ``AskedJob.question``.
+        """
+        first = self._traced(shape, device, choices) if device.is_cuda else None
+        if first is None:
+            return []
+        known, others = sharing_cards(first), []
+        for card in catalogue().values():
+            if card.is_cuda and card.usable_bytes is not None and card not in known:
+                others.append(card)
+                question = self._traced(shape, card, choices)
+                known += sharing_cards(question) if question is not None else []
+        return others
+
+    def _traced(self, shape: Shape, device: Device, choices: dict[str, Any]) -> TracedQuestion | None:
         with suppress(Exception):
-            question = asked.question(Shape(items=items, length=shape.length), card, **choices)
-            asked.keep()
+            question = self._asked.question(shape, device, **choices)
+            self._asked.keep()
             return question
         return None
-
-    first = traced(shape.items, device)
-    if first is None:
-        return []
-    limit = far_more_than(max(len(trace.kind) for trace in first.traces.values()))
-    known = sharing_cards(first)
-    if (other := traced(_other(shape.items), device)) is not None:
-        low, high = sorted((first, other), key=lambda question: question.shape.items)
-        most = items_beyond(answer(low, asked.name, device), answer(high, asked.name, device), (device, *known))
-        with most_events(limit):
-            derived_ranges(lambda items: _only_trace(traced(items, device)), most)
-    others = []
-    for card in catalogue().values():
-        if card.is_cuda and card.usable_bytes is not None and card not in known:
-            others.append(card)
-            question = traced(shape.items, card)
-            known += sharing_cards(question) if question is not None else []
-    return others
-
-
-def _other(items: int) -> int:
-    return 2 if items != 2 else 4
-
-
-def _only_trace(question: TracedQuestion | None) -> Trace | str:
-    return next(iter(question.traces.values())) if question is not None else "not traced"

@@ -14,7 +14,9 @@ from memfit.cli import main
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
 from memfit.job import Shape
+from memfit.planner import largest
 from memfit.planner.asked_job import AskedJob
+from memfit.planner.card_comparison import compare_cards
 from memfit.planner.largest import by_items, by_setting, largest_of, with_certain
 from memfit.planner.predict import predict
 from memfit.planner.size_search import largest_size
@@ -144,6 +146,17 @@ def test_sizes_between_traced_ones_are_those_of_predict_and_need_no_trace():
         assert prediction.footprint == again.footprint
         assert np.allclose(prediction.trace.operator_flops, again.trace.operator_flops, rtol=1e-6)
     assert asked.traced == traced
+
+
+def test_a_size_that_was_found_for_one_card_is_not_searched_for_again(monkeypatch, tmp_path):
+    """``memfit cards`` and ``memfit max`` ask for the same size under other names of the job's policy."""
+    monkeypatch.setenv("MEMFIT_KEEP_TRACES", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    questions = AskedJob("dit", lambda: JOB, {})
+    (card,) = compare_cards(questions, Shape(items=1), [CARD])
+    monkeypatch.setattr(largest, "search_size", None)
+    (policy,) = (each for each in questions.facts.policies if each.checkpointing == questions.facts.own)
+    assert largest_of(policy, CARD, questions, by_items(None)).size == card.largest
 
 
 def asked(capsys, *arguments):

@@ -10,7 +10,7 @@ from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.predict import predict, trace_question
 from memfit.planner.prediction import holds_for
-from memfit.planner.trace_ahead import trace_ahead
+from memfit.planner.trace_ahead import AheadTraces
 from testing.large_nets import Decoder, Dit, UNet
 from testing.linear_layer import LinearLayer
 from testing.nets import JOBS
@@ -18,9 +18,16 @@ from testing.nets import JOBS
 CARD = find_device("rtx4090")
 
 
+def traced_ahead(asked, shape, device):
+    """Traces what answers for other micro-batches and for the other cards."""
+    ahead = AheadTraces(asked)
+    ahead.trace_sizes(shape, device)
+    ahead.trace_cards(shape, device)
+
+
 def test_every_card_and_micro_batch_follows_from_what_is_traced_ahead():
     asked, shape = AskedJob("linear", LinearLayer), Shape(items=3)
-    trace_ahead(asked, shape, CARD)
+    traced_ahead(asked, shape, CARD)
     traced = asked.traced
     for card in catalogue().values():
         if card.is_cuda and card.usable_bytes:
@@ -31,9 +38,37 @@ def test_every_card_and_micro_batch_follows_from_what_is_traced_ahead():
     assert asked.traced == traced <= 6
 
 
+class Copies(LinearLayer):
+    """From 64 samples on, the batch is copied."""
+
+    def loss(self, nets, batch):
+        x = batch["x"].clone() if len(batch["x"]) >= 64 else batch["x"]
+        return nets["net"](x).square().sum(), len(x)
+
+
+def test_both_sides_of_a_change_follow_on_cards_of_every_kind():
+    asked = AskedJob("copies", Copies)
+    ahead = AheadTraces(asked)
+    ahead.trace_sizes(Shape(items=1), CARD)
+    first = asked.traced
+    others = ahead.trace_cards(Shape(items=1), CARD)
+    before = asked.traced
+    for card in others:
+        ahead.trace_sizes(Shape(items=1), card)
+    traced = asked.traced
+    assert traced - before < len(others) * first / 2  # the change is not searched for again
+    for card in (CARD, *others):
+        for items in (2, 3, 50, 63, 64, 66, 500, 1000, 40_000):
+            assert asked.predict(Shape(items=items), card).micro_batch == items
+    for items in (50, 63, 64, 500):
+        prediction = asked.predict(Shape(items=items), others[0])
+        assert prediction.footprint == predict(Copies(), "copies", Shape(items=items), others[0]).footprint
+    assert asked.traced == traced
+
+
 def test_nothing_is_traced_ahead_for_a_cpu():
     asked = AskedJob("linear", LinearLayer)
-    trace_ahead(asked, Shape(items=3), find_device("cpu"))
+    traced_ahead(asked, Shape(items=3), find_device("cpu"))
     assert asked.traced == 0
 
 
@@ -45,7 +80,7 @@ def test_steps_that_the_job_refuses_are_left_out():
             return super().batch(shape)
 
     asked = AskedJob("one", One)
-    trace_ahead(asked, Shape(items=1), CARD)
+    traced_ahead(asked, Shape(items=1), CARD)
     traced = asked.traced
     asked.predict(Shape(items=1), find_device("h100"))
     assert asked.traced == traced > 0

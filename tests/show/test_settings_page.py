@@ -4,6 +4,7 @@ import gc
 import json
 import random
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,8 @@ LINEAR = Path(__file__).parents[2] / "testing/linear_layer.py"
 
 
 class Tagger(memfit.Job):
-    """Two blocks that can be recomputed; its step runs one operator more from 100 items of its longest length on."""
+    """Two blocks that can be recomputed; its step runs one operator more from 100 items of its longest length on, and
+    of shorter items one more for every 4 from 8 to 160."""
 
     unit, longest = "tokens", 96
 
@@ -55,6 +57,8 @@ class Tagger(memfit.Job):
         for block in nets["tagger"]["blocks"]:
             x = x + block(x)
         if len(x) >= 100 and x.shape[1] == 96:
+            x = x.sin()
+        for _ in range(min(max(len(x) // 4 - 1, 0), 40) if x.shape[1] == 32 else 0):
             x = x.sin()
         return memfit.Loss(x.square().sum(), x.shape[0] * x.shape[1])
 
@@ -187,21 +191,38 @@ def test_the_page_replays_workspaces_as_predict_does(driver, tmp_path):
     agrees(driver, tmp_path, Convolved(), "convolved", ("rtx4060",), 1)
 
 
+def ranges_of(driver, length: int) -> list[list[int]]:
+    """The lowest and highest items of the ranges in which the page derives the plain step of a length."""
+    kinds = [kind for kind in driver.execute_script(RANGES)["groups"][0] if kind["length"] == length]
+    plain = next(kind for kind in kinds if kind["checkpoint"] == "none" and not kind["accumulated"])
+    return plain["ranges"]
+
+
+def write(driver, control: str, value: int) -> None:
+    driver.execute_script(
+        "const box = document.getElementById(arguments[0]); box.value = arguments[1];"
+        "box.dispatchEvent(new Event('input'))", control, value,
+    )  # fmt: skip
+
+
+def test_both_sides_of_the_size_at_which_a_step_changes_are_derived(driver, tagger_page):
+    ready(driver, tagger_page)
+    single, below, above = ranges_of(driver, 96)
+    assert (single, below, above[0]) == ([1, 1], [2, 99], 100)
+    for items in (99, 100):
+        write(driver, "items-number", items)
+        assert "Not derived" not in text(driver, "#verdict")
+
+
 def test_sizes_between_other_operators_are_greyed_out_with_the_reason(driver, tagger_page):
     ready(driver, tagger_page)
-    data = driver.execute_script(RANGES)
-    kinds = [kind for kind in data["groups"][0] if kind["length"] == 96]
-    asked = next(kind for kind in kinds if kind["checkpoint"] == "none" and not kind["accumulated"])
-    ends = [end for pair in asked["ranges"] for end in pair]
-    below, above = max(end for end in ends if end < 100), min(end for end in ends if end >= 100)
-    assert below + 1 < above, "the page derives across the size at which the step changes"
-    driver.execute_script(
-        "const box = document.getElementById('items-number'); box.value = arguments[0];"
-        "box.dispatchEvent(new Event('input'))", below + 1,
-    )  # fmt: skip
+    write(driver, "length", driver.execute_script("return memfit.data.lengths.indexOf(32)"))
+    ranges = ranges_of(driver, 32)
+    below, above = next((low[1], high[0]) for low, high in pairwise(ranges) if low[1] + 1 < high[0])
+    write(driver, "items-number", below + 1)
     assert "Not derived on rtx4060" in text(driver, "#verdict")
     assert f"at {below} and at {above} items" in text(driver, "#reason")
-    assert f"--shape {below + 1}x96" in text(driver, "#command-predict")
+    assert f"--shape {below + 1}x32" in text(driver, "#command-predict")
 
 
 def test_controls_change_the_verdict_and_the_commands(driver, tagger_page):
