@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _trace(request: Mapping[str, Any]) -> None:
-    """Traces other micro-batches and cards, then what ``memfit max`` and ``memfit cards`` ask first (the latter also of
+    """Traces other cards and micro-batches, then what ``memfit max`` and ``memfit cards`` ask first (the latter also of
     the data set), then what ``memfit max`` asks of the other cards."""
     from memfit.cli.job_options import asked_job, micro_batch_shape
     from memfit.cli.options import choose_devices
@@ -105,8 +105,8 @@ def _trace(request: Mapping[str, Any]) -> None:
     shape, device = Shape(**request["shape"]), find_device(request["device"])
     with progress("tracing", quiet=True), asked_job(request["job"], request["pairs"], request["precision"]) as asked:
         ahead = AheadTraces(asked)
-        ahead.trace_sizes(shape, device, **request["choices"])
         others = ahead.trace_cards(shape, device, **request["choices"])
+        ahead.trace_sizes(shape, device, **request["choices"])
         start, policies = micro_batch_shape(asked.facts, None, None), asked.facts.policies
 
         def find_largest(policy: Policy, card: Device) -> None:
