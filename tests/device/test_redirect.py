@@ -89,6 +89,28 @@ def test_makes_tensors_on_the_virtual_gpu(gpu, make):
     assert make().device == torch.device("cuda:0")
 
 
+def test_a_legacy_constructor_takes_a_size(gpu):
+    assert torch.cuda.FloatTensor(torch.ones(2, 3).size()).shape == torch.Tensor(torch.Size([2, 3])).shape == (2, 3)
+    assert torch.cuda.LongTensor([2, 3]).shape == (2,)
+
+
+@pytest.mark.filterwarnings("ignore:.*set_default_tensor_type:UserWarning")
+def test_tensors_of_the_default_type_are_made_on_the_card(gpu):
+    """As scripts that render rays or find boxes begin; ``torch.FloatTensor`` stays a type of the host."""
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    try:
+        made = (torch.zeros(3), torch.Tensor([1e10]), torch.Tensor(2, 3), torch.Tensor(torch.zeros(2, 3).size()))
+        assert all(tensor.is_cuda for tensor in made)
+        assert [tuple(tensor.shape) for tensor in made] == [(3,), (1,), (2, 3), (2, 3)]
+        assert nn.Parameter(torch.Tensor(3, 4)).is_cuda
+        assert not torch.FloatTensor([1.0]).is_cuda
+    finally:
+        torch.set_default_tensor_type(torch.FloatTensor)
+    assert not torch.zeros(3).is_cuda
+    assert not torch.Tensor([1.0]).is_cuda
+    assert "__new__" not in vars(torch.Tensor)
+
+
 def test_default_devices(gpu):
     with torch.device("cuda"):
         assert torch.zeros(3).is_cuda

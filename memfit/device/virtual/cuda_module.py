@@ -15,16 +15,11 @@ import torch.cuda.random
 
 from memfit.device.hardware.shared_memory import WITHOUT_OPT_IN, shared_memory_bytes
 from memfit.device.virtual import backend
-from memfit.device.virtual.backend import NAME, Event, Stream
+from memfit.device.virtual.backend import Event, Stream
 from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.default_tensor_type import LEGACY_DTYPES, legacy_constructor
 from memfit.torch_compat import c_bindings
 from memfit.torch_compat.attributes import RAW_STREAM
-
-LEGACY_DTYPES = {
-    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16, "ByteTensor": torch.uint8, "CharTensor": torch.int8, "ShortTensor": torch.int16,
-    "IntTensor": torch.int32, "LongTensor": torch.int64, "BoolTensor": torch.bool,
-}  # fmt: skip
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
@@ -36,18 +31,6 @@ def _zero(*args: Any, **kwargs: Any) -> int:
 
 def _context(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
-
-
-def _legacy_constructor(name: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    """``torch.cuda.FloatTensor(2, 3)`` or ``torch.cuda.FloatTensor([1, 2])``."""
-
-    def make(*args: Any) -> torch.Tensor:
-        if all(isinstance(arg, int) for arg in args):
-            return torch.empty(args or (0,), dtype=dtype, device=NAME)
-        return torch.as_tensor(args[0], dtype=dtype, device=NAME)
-
-    make.__name__ = f"torch.cuda.{name}"
-    return make
 
 
 def _properties(card: CardRules) -> SimpleNamespace:
@@ -126,5 +109,5 @@ def _device_functions(card: CardRules) -> dict[str, Any]:
         "device_of": _context,
     }
     cuda |= dict.fromkeys(("init", "_lazy_init", "set_device", "synchronize", "ipc_collect"), _nothing)
-    cuda |= {name: _legacy_constructor(name, dtype) for name, dtype in LEGACY_DTYPES.items()}
+    cuda |= {name: legacy_constructor(name, dtype) for name, dtype in LEGACY_DTYPES.items()}
     return cuda

@@ -23,7 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
-from memfit.device.virtual.cuda_module import LEGACY_DTYPES, stubs
+from memfit.device.virtual.cuda_module import stubs
+from memfit.device.virtual.default_tensor_type import LEGACY_DTYPES, default_tensor_types
 from memfit.device.virtual.device_name import named_cuda, rename_in, seen_from
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.replaced_data import DATA, set_data
@@ -243,12 +244,6 @@ def _apply_in_module() -> Callable[..., nn.Module]:
     return _apply
 
 
-def _set_default_tensor_type(kind: Any) -> None:
-    name = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
-    torch.set_default_device(NAME if "cuda" in name else "cpu")
-    torch.set_default_dtype(LEGACY_DTYPES[name.rpartition(".")[2]])
-
-
 class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, Generator)
@@ -293,7 +288,7 @@ def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
         stack.enter_context(replaced(FakeTensor, device=property(_device), record_stream=_nothing))
         stack.enter_context(replaced(nn.Module, **{MODULE_APPLY: _apply_in_module()}))
         stack.enter_context(replaced(nn.DataParallel, forward=_on_one_card))
-        stack.enter_context(replaced(torch, set_default_tensor_type=_set_default_tensor_type))
+        stack.enter_context(default_tensor_types())
         # nn.TransformerEncoderLayer and nn.MultiheadAttention ask it before they take their fused kernels
         asked = without_newest_mode(torch.overrides.has_torch_function)
         stack.enter_context(replaced(torch.overrides, has_torch_function=asked))
