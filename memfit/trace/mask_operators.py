@@ -16,11 +16,14 @@ from memfit.device.virtual.value_masks import ValueMask, integers_of, mask_of, n
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.trace.constant_values import know, value_of
 from memfit.trace.filled_tensors import is_filled_with
+from memfit.trace.value_counts import know_equal_counts
 
 MOST_POSITIONS = 1 << 12
 """Elements of the largest tensor whose positions are known where all of them are taken for other than zero."""
 
 _aten = torch.ops.aten
+_SUM = _aten.sum.dim_IntList
+_COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 NONZERO = _aten.nonzero.default
 
@@ -37,7 +40,7 @@ def _equals_number(func: Any, args: Any, out: Any) -> None:
     elif _is_unknown(tensor) and not isinstance(number, complex) and number == int(number):
         with disable_current_modes():
             labels = torch.tensor(int(number)).expand(tuple(out.shape))
-        note_mask(out, integers_of(tensor), labels, out.numel())
+        note_mask(out, integers_of(tensor), labels, out.numel(), is_one_hot=True)
 
 
 def _equals(func: Any, args: Any, out: Any) -> None:
@@ -51,7 +54,7 @@ def _equals(func: Any, args: Any, out: Any) -> None:
             if not outer or values.unique().numel() < values.numel():
                 return
             labels = (values.long().flatten()[0] if values.numel() == 1 else values.long()).expand(tuple(out.shape))
-        note_mask(out, integers_of(unknown), labels, out.numel() // values.numel())
+        note_mask(out, integers_of(unknown), labels, out.numel() // values.numel(), is_one_hot=True)
         return
 
 
@@ -69,7 +72,9 @@ def _scatters(func: Any, args: Any, out: Any) -> None:
     with disable_current_modes():
         shape = [-1 if i == dim else 1 for i in range(target.dim())]
         labels = torch.arange(target.shape[dim]).view(shape).expand(tuple(target.shape))
-    note_mask(out, integers_of(ids), labels, ids.numel(), tensor_version(target) + 1 if out is target else 0)
+    version = tensor_version(target) + 1 if out is target else 0
+    ones = not isinstance(args[3], Tensor) and args[3] == 1
+    note_mask(out, integers_of(ids), labels, ids.numel(), version, is_one_hot=ones)
 
 
 def _above(func: Any, args: Any, out: Any) -> None:
@@ -91,7 +96,7 @@ def _subset(func: Any, args: Any, out: Any) -> None:
         if mask is not None:
             with disable_current_modes():
                 labels = mask.labels.expand(tuple(out.shape))
-            _note(out, mask, labels)
+            _note(out, mask, labels, is_one_hot=mask.is_one_hot and func in _COPIES)
             return
 
 
@@ -107,7 +112,7 @@ def _view(func: Any, args: Any, out: Any) -> None:
     outs, parts = (out, labels) if isinstance(out, list | tuple) else ([out], [labels])
     for made, part in zip(outs, parts, strict=True):
         if isinstance(made, FakeTensor) and made.numel():
-            _note(made, mask, part, mask.version)
+            _note(made, mask, part, mask.version, is_one_hot=mask.is_one_hot)
 
 
 def _row(func: Any, args: Any, out: Any) -> None:
@@ -122,18 +127,20 @@ def _row(func: Any, args: Any, out: Any) -> None:
     with disable_current_modes():
         labels = mask.labels.select(dim, int(value))
         labels = labels.unsqueeze(dim) if value.dim() else labels
-    _note(out, mask, labels)
+    _note(out, mask, labels, is_one_hot=mask.is_one_hot)
 
 
-def _note(out: Tensor, mask: ValueMask, labels: Tensor, version: int = 0) -> None:
+def _note(out: Tensor, mask: ValueMask, labels: Tensor, version: int = 0, *, is_one_hot: bool) -> None:
     """Notes a mask that has more or fewer elements for each value than the one that it is made of."""
     made = ValueMask(integers=mask.integers, labels=labels, most=mask.most, version=0)
     before, now = mask.labels.numel() // mask.values, out.numel() // made.values
-    note_mask(out, mask.integers, labels, max(mask.most * now // max(before, 1), 1), version)
+    most = max(mask.most * now // max(before, 1), 1)
+    note_mask(out, mask.integers, labels, most, version, is_one_hot=is_one_hot)
 
 
 def _reduces(func: Any, args: Any, out: Any) -> None:
-    """``mask.any(-1)``, ``one_hot.sum(0)``: along a dimension of one value, none is there that was not before."""
+    """``mask.any(-1)``, ``one_hot.sum(0)``: along a dimension of one value, none is there that was not before. Where
+    nothing but the values is left, a sum counts each of them."""
     mask = mask_of(args[0])
     if mask is None or not isinstance(out, FakeTensor) or len(args) < 2 or args[1] is None:
         return
@@ -148,7 +155,15 @@ def _reduces(func: Any, args: Any, out: Any) -> None:
         labels = labels.view(tuple(out.shape)) if labels.numel() == 1 else labels
         for dim in reversed(dims) if labels.dim() < out.dim() else ():
             labels = labels.unsqueeze(dim)
-    note_mask(out, mask.integers, labels, mask.most)
+    is_one_hot = mask.is_one_hot and func is _SUM
+    note_mask(out, mask.integers, labels, mask.most, is_one_hot=is_one_hot)
+    if is_one_hot and out.dtype in _INTEGERS and 1 < out.numel() == _distinct(labels):
+        know_equal_counts(out, "sum of a mask of values", mask.most)
+
+
+def _distinct(labels: Tensor) -> int:
+    with disable_current_modes():
+        return labels.unique().numel()
 
 
 _FOLLOWED: dict[Any, Follow] = {
@@ -160,7 +175,7 @@ _FOLLOWED: dict[Any, Follow] = {
     _aten._to_copy.default: _subset, _aten.clone.default: _subset, _aten.mul.Tensor: _subset,
     _aten.bitwise_and.Tensor: _subset, _aten.logical_and.default: _subset,
     _aten.index.Tensor: _row,
-    _aten.any.dim: _reduces, _aten.any.dims: _reduces, _aten.sum.dim_IntList: _reduces,
+    _aten.any.dim: _reduces, _aten.any.dims: _reduces, _SUM: _reduces,
     _aten.amax.default: _reduces,
 }  # fmt: skip
 

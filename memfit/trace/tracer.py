@@ -47,6 +47,7 @@ from memfit.trace.running_modules import RunningModules
 from memfit.trace.saved_numbers import NBYTES, SavedNumbers
 from memfit.trace.sparse_parts import seen_sparse
 from memfit.trace.sparse_tensors import NOT_SPARSE, answer_sparse, takes_sparse
+from memfit.trace.value_counts import COUNTS, know_counts
 
 _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
@@ -196,6 +197,8 @@ class Tracer(EventRecord, TorchDispatchMode):
             if result is not NOT_HANDLED:
                 if func is NONZERO:
                     know_positions(args[0], result)
+                elif func in COUNTS:
+                    know_counts(func, args, kwargs, result)
                 return result
         if inference and func.is_view and not args[0].is_inference():
             with outside_inference_mode():  # a view of an ordinary tensor is ordinary

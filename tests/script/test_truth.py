@@ -26,6 +26,7 @@ SCRIPTS = [
     "sparse_gradients.py bag", "sparse_gradients.py adagrad",
     "sparse_gradients.py sgd", "sparse_gradients.py adam", "experts.py nonzero", "experts.py index",
     "experts.py masked_select", "experts.py any", "experts.py one_hot", "experts.py scatter", "experts.py checkpoint",
+    "experts.py bincount", "experts.py sum", "experts.py scattered",
     "products_in_place.py", "net_snapshots.py",
 ]  # fmt: skip
 WITHIN_SPARSE = {"add", "add_", "addmm", "clone", "index", "mm", "mul", "transpose"}

@@ -1,4 +1,4 @@
-"""Scripts that select by one value after another are traced again with an equal share for each value."""
+"""Scripts that select by one value after another, or count how often each is there, have an equal share for each."""
 
 from pathlib import Path
 
@@ -35,3 +35,30 @@ def test_a_script_is_traced_again_and_a_size_that_a_person_gives_is_taken(tmp_pa
     line = next(number for number, line in enumerate(text.splitlines(), 1) if "torch.where(ids" in line)
     given = trace_alone(tmp_path, text, assumed=(("train.py", line, "100"),))
     assert "100, as given" in [answer.answer for answer in given.assumed]
+
+
+@pytest.mark.parametrize("how", ["bincount", "sum", "scattered"])
+def test_experts_get_equal_shares_of_tokens_that_are_cut_by_counts(how: str, tmp_path: Path) -> None:
+    by_counts = traced(tmp_path, how)
+    assert SHARE in [answer.answer for answer in by_counts.assumed]
+    by_masks = traced(tmp_path, "where", walks=traced(tmp_path, "where").walks)
+    assert by_counts.peak_bytes["train"] == pytest.approx(by_masks.peak_bytes["train"], rel=0.01)
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx4090"])
+def test_each_of_unique_values_is_there_once(device: str, tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "where = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "net = torch.nn.Linear(8, 8).to(where)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        "    out = net(torch.randn(6, 8, device=where))\n"
+        "    values, counts = out.argmax(1).unique(return_counts=True)\n"
+        "    assert counts.tolist() == [1] * 6\n"
+        "    sums = torch.stack([part.sum() for part in out.split(counts.tolist())])\n"
+        "    sums.sum().backward(); optimizer.step(); optimizer.zero_grad()\n",
+        device=device,
+    )
+    assert outcome.error is None, outcome.error.text

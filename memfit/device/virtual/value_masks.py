@@ -43,12 +43,14 @@ class ValueMask:
             along dimensions of one value.
         most: the elements other than zero at most, of all values together.
         version: of the tensor, whose writes end what is known.
+        is_one_hot: whether these elements are 1, and there for every integer: their sums count the values.
     """
 
     integers: Integers
     labels: Tensor
     most: int
     version: int
+    is_one_hot: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ValueMask:
         return self
@@ -75,14 +77,18 @@ def integers_of(tensor: Tensor) -> Integers:
     return noted.setdefault((tensor_version(tensor), int(tensor.storage_offset()), tensor.numel()), Integers())
 
 
-def note_mask(tensor: Tensor, integers: Integers, labels: Tensor, most: int, version: int = 0) -> None:
+def note_mask(
+    tensor: Tensor, integers: Integers, labels: Tensor, most: int, version: int = 0, *, is_one_hot: bool = False
+) -> None:
     """Notes where a tensor that an operator gives may be other than zero.
 
     Args:
         version: of the tensor after the operator: that of what it is a view of, or one more than before a write.
             Autograd sets it after that.
     """
-    tensor.__dict__[VALUES] = ValueMask(integers=integers, labels=labels, most=most, version=version)
+    tensor.__dict__[VALUES] = ValueMask(
+        integers=integers, labels=labels, most=most, version=version, is_one_hot=is_one_hot
+    )
 
 
 def mask_of(tensor: Any) -> ValueMask | None:

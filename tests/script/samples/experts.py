@@ -1,6 +1,6 @@
 """A mixture of experts as a loop over them. Which tokens an expert gets follows from a net, and is balanced.
 
-Usage: experts.py nonzero|index|masked_select|where|any|one_hot|scatter|arange|checkpoint
+Usage: experts.py nonzero|index|masked_select|where|any|one_hot|scatter|arange|checkpoint|bincount|sum|scattered
 """
 
 import sys
@@ -42,6 +42,14 @@ class Experts(nn.Module):
                     continue
                 slots, tokens = torch.where(mask[number])
                 yield number, tokens, slots
+        if HOW in ("bincount", "sum", "scattered"):
+            order, start = ids.flatten().argsort(), 0
+            for number, count in enumerate(self.counts(ids).tolist()):
+                if count:
+                    places = order[start : start + count]
+                    yield number, places // CHOSEN, places % CHOSEN
+                    start += count
+            return
         for number in range(EXPERTS if HOW != "one_hot" else 0):
             if HOW == "where":
                 yield number, *torch.where(ids == number)
@@ -62,6 +70,14 @@ class Experts(nn.Module):
             elif HOW == "arange":
                 mask = ids.unsqueeze(-1) == torch.arange(EXPERTS, device=ids.device)
                 yield number, *mask[..., number].nonzero(as_tuple=True)
+
+    def counts(self, ids):
+        """How many tokens each expert gets."""
+        if HOW == "bincount":
+            return ids.flatten().bincount(minlength=EXPERTS)
+        if HOW == "sum":
+            return functional.one_hot(ids, EXPERTS).sum((0, 1))
+        return ids.new_zeros(TOKENS, EXPERTS).scatter_(1, ids, 1).sum(0)
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
