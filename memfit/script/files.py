@@ -10,15 +10,14 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.hybrid_mode import HybridMode
 from memfit.device.virtual.patching import replaced
+from memfit.script.saved_content import SavedContent, SavedTensor
 from memfit.script.step_watch import StepWatch
 from memfit.torch_compat import (
     DisableTorchDispatch,
@@ -34,16 +33,6 @@ _MARK = b"memfit traced checkpoint "
 _LENGTH = len(_MARK) + 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Shape:
-    """What is kept of a fake tensor; tensors of one storage have the same number."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    on_card: bool
-    storage: int
-
-
 class SavedFiles:
     """The files that the script saved in this run.
 
@@ -54,14 +43,12 @@ class SavedFiles:
 
     def __init__(self, mode: HybridMode, made_on_cpu: Callable[[Tensor], None], *, may_write: bool) -> None:
         self._mode, self.made_on_cpu, self.may_write = mode, made_on_cpu, may_write
-        self._saved: list[Any] = []
+        self._saved: list[SavedContent] = []
         self._by_path: dict[str, int] = {}
 
     def write(self, target: Any, content: Any) -> None:
         """Keeps the content's shapes, and writes their key."""
-        leaves, tree = tree_flatten(content)
-        with disable_current_modes():
-            self._saved.append((tree, [_kept(leaf) for leaf in leaves]))
+        self._saved.append(SavedContent.of(content))
         mark = _MARK + f"{len(self._saved) - 1:08d}".encode()
         if hasattr(target, "write"):
             target.write(mark)
@@ -88,38 +75,30 @@ class SavedFiles:
 
     def read(self, number: int, where: str | None) -> Any:
         """Returns the saved content on the card or the CPU; ``where`` None keeps each tensor's device."""
-        tree, kept = self._saved[number]
         made: dict[int, Tensor] = {}
-        return tree_unflatten([self._made(leaf, where, made) for leaf in kept], tree)
+        return self._saved[number].read(lambda saved: self._made(saved, where, made))
 
-    def _made(self, leaf: Any, where: str | None, made: dict[int, Tensor]) -> Any:
-        if isinstance(leaf, Tensor):
-            return leaf.clone() if where in (None, "cpu") else leaf.to(where)
-        if not isinstance(leaf, _Shape):
-            return leaf
-        if leaf.storage in made and made[leaf.storage].shape == leaf.shape:
-            return made[leaf.storage]
-        place = ("cuda" if leaf.on_card else "cpu") if where is None else where
+    def _made(self, saved: SavedTensor, where: str | None, made: dict[int, Tensor]) -> Tensor:
+        tensor = self._of_content(saved.content, where) if saved.content is not None else self._fake(saved, where, made)
+        return tensor if saved.requires_grad is None else torch.nn.Parameter(tensor, saved.requires_grad)
+
+    def _of_content(self, content: Tensor, where: str | None) -> Tensor:
+        return content.clone() if where in (None, "cpu") else content.to(where)
+
+    def _fake(self, saved: SavedTensor, where: str | None, made: dict[int, Tensor]) -> Tensor:
+        """A fake tensor; tensors of one storage and shape are one."""
+        if saved.storage in made and made[saved.storage].shape == saved.shape:
+            return made[saved.storage]
+        place = ("cuda" if saved.on_card else "cpu") if where is None else where
         if place == "cpu":
             with DisableTorchDispatch():
-                model = torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+                model = torch.empty(saved.shape, dtype=saved.dtype, device="meta")
                 fake = self._mode.new(model, torch.device("cpu"))
             self.made_on_cpu(fake)
             tensor: Tensor = fake
         else:
-            tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device=place)
-        return made.setdefault(leaf.storage, tensor)
-
-
-def _kept(leaf: Any) -> Any:
-    if isinstance(leaf, FakeTensor):
-        return _Shape(
-            shape=tuple(leaf.shape), dtype=leaf.dtype, on_card=leaf.fake_device.type == NAME,
-            storage=storage_id_of(leaf),
-        )  # fmt: skip
-    if type(leaf) in (Tensor, torch.nn.Parameter):
-        return leaf.detach().clone()
-    return leaf
+            tensor = torch.empty(saved.shape, dtype=saved.dtype, device=place)
+        return made.setdefault(saved.storage, tensor)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memfit.events import FAILED
+from memfit.events import FAILED, FREE
 from memfit.script.source_lines import NOWHERE, Line
 
 PhaseSpan = tuple[str, int, int]
@@ -75,8 +75,16 @@ class RefusedRequest:
     """The event after the last one that frees what the attempt had: when the script has handled the error."""
 
 
+def after_frees(kinds: Sequence[int], event: int) -> int:
+    """The event after the frees that directly follow: what a phase frees in the end is no part of the next one."""
+    while event < len(kinds) and kinds[event] == FREE:
+        event += 1
+    return event
+
+
 def phase_spans(
     cuts: Sequence[Cut],
+    kinds: Sequence[int],
     optimizers: Mapping[int, KnownOptimizer],
     steps: Sequence[tuple[int, int]],
     failures: Sequence[RefusedRequest],
@@ -87,6 +95,7 @@ def phase_spans(
     """All phases, in order. Each training window is a phase.
 
     Args:
+        kinds: what each event is.
         optimizers: by number.
         steps: (event, optimizer) of each optimizer step.
         windows: complete windows.
@@ -94,7 +103,7 @@ def phase_spans(
     """
     spans: list[PhaseSpan] = []
     edges = window_ends(steps)
-    starts = [cut.start for cut in cuts]
+    starts = _starts(cuts, kinds, end)
     for name, start, stop in zip(_final_names(cuts, windows), starts, [*starts[1:], end], strict=True):
         inside = [edge for edge in edges if start < edge < stop] if name == "train" else []
         for low, high in zip([start, *inside], [*inside, stop], strict=True):
@@ -103,6 +112,16 @@ def phase_spans(
     for low, high in _failed_attempts(optimizers, steps, failures):
         spans = [part for phase in spans for part in _without(phase, low, high)]
     return tuple(spans)
+
+
+def _starts(cuts: Sequence[Cut], kinds: Sequence[int], end: int) -> list[int]:
+    """Where each phase starts: what follows saving, after a copy of a net that was made to be saved is gone."""
+    before = ["", *(cut.phase for cut in cuts[:-1])]
+    latest = [*(cut.start for cut in cuts[1:]), end]
+    return [
+        max(cut.start, min(after_frees(kinds, cut.start), last)) if phase == "save" else cut.start
+        for cut, phase, last in zip(cuts, before, latest, strict=True)
+    ]
 
 
 def _failed_attempts(

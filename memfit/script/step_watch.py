@@ -19,14 +19,14 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memfit.events import ALLOCATE, FREE
+from memfit.events import ALLOCATE
 from memfit.job import is_trained
 from memfit.nested_tensors import tensors_in
 from memfit.script.hand_updates import HandUpdates
 from memfit.script.memory_handlers import memory_handler
 from memfit.script.net_names import NetNames
 from memfit.script.outcome import KeptVariable
-from memfit.script.phase_spans import Cut, KnownOptimizer, PhaseSpan, RefusedRequest, phase_spans
+from memfit.script.phase_spans import Cut, KnownOptimizer, PhaseSpan, RefusedRequest, after_frees, phase_spans
 from memfit.script.source_lines import Line
 from memfit.script.tracer import ScriptTracer
 from memfit.script.variables import HeldVariable, held_at_backward, kept_between_steps
@@ -119,9 +119,7 @@ class StepWatch:
 
     def cut(self, phase: str, start: int, **how: Any) -> None:
         """Begins ``phase`` at event ``start``, or after the frees that directly follow."""
-        start, kinds, self._makes_net = max(start, self.cuts[-1].start), self.tracer.kind, False
-        while start < len(kinds) and kinds[start] == FREE:
-            start += 1
+        start, self._makes_net = after_frees(self.tracer.kind, max(start, self.cuts[-1].start)), False
         after_early = self.in_last_turn or self._ended in self.early_windows
         self.cuts.append(Cut(phase=phase, start=start, window=self._ended, after_early=after_early, **how))
 
@@ -392,6 +390,7 @@ class StepWatch:
         """Returns (name, first event, past the last) of all phases, in order. Each training window is a phase."""
         return phase_spans(
             self.cuts,
+            self.tracer.kind,
             self.optimizers,
             self.steps,
             [self._freed(failure) for failure in self.failures],

@@ -34,6 +34,58 @@ def test_a_checkpoint_that_is_kept_takes_its_bytes(device: str, tmp_path: Path) 
     assert loaded == copied
 
 
+SAVED_NETS = """
+import copy, torch
+device = 'cuda' if torch.cuda.is_available() else 'cpu'
+net = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.LSTM(512, 8)).to(device)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(5):
+    net(torch.randn(8, 512, device=device))[0].sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.save({'net': COPY}, 'net.pt')
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx4090"])
+def test_a_copy_of_a_net_is_gone_once_it_is_saved(device: str, tmp_path: Path) -> None:
+    peaks = {}
+    for copied in ("net.state_dict()", "copy.deepcopy(net)"):
+        outcome = trace_here(tmp_path, SAVED_NETS.replace("COPY", copied), device=device)
+        assert outcome.error is None, outcome.error.text
+        assert outcome.bare is not None
+        assert not outcome.growth
+        peaks[copied] = live_peaks(outcome.bare)
+    states, nets = peaks.values()
+    assert nets["train"] == states["train"]
+    assert nets["save"] > states["save"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx4090"])
+def test_a_net_that_was_saved_as_a_whole_is_another_net_when_it_is_read(device: str, tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.LSTM(512, 8)).to(device)\n"
+        "torch.save({'net': net, 'first': net[0], 'weights': net[0].state_dict(), 'lock': compile}, 'net.pt')\n"
+        "read = torch.load('net.pt', weights_only=False)\n"
+        "assert read['net'] is not net and read['net'][0] is read['first']\n"
+        "weight = read['first'].weight\n"
+        "assert isinstance(weight, torch.nn.Parameter) and weight is not net[0].weight and weight.requires_grad\n"
+        "assert weight.device == net[0].weight.device\n"
+        "on_host = torch.load('net.pt', map_location='cpu', weights_only=False)['net'][0].weight\n"
+        "assert on_host.device.type == 'cpu'\n"
+        "del on_host\n"
+        "optimizer = torch.optim.SGD(read['net'].parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        "    read['net'](torch.randn(8, 512, device=device))[0].sum().backward(); optimizer.step()\n",
+        device=device,
+    )
+    assert outcome.error is None, outcome.error.text
+    assert outcome.peak_bytes["train"] > 3 * 4 * 512 * 512
+
+
 FROM_FILE = """
 import torch
 data = READ
