@@ -19,6 +19,9 @@ class RunningModules:
         """Numbers by path, in the order in which modules first ran; 0 is code outside of all."""
         self._paths: dict[int, str] = {}
         self._stack: list[int] = []
+        self._calls: list[int] = []
+        """The number of each call of a module whose forward has begun."""
+        self._latest_call = 0
         self._made_at: list[int] = [0]
         self._made_in: list[int] = [0]
 
@@ -32,13 +35,20 @@ class RunningModules:
         """A module's forward begins. One without a path counts as the module that calls it."""
         path = self._paths.get(id(module))
         outer = self._stack[-1] if self._stack else 0
+        self._latest_call += 1
+        self._calls.append(self._latest_call)
         self._stack.append(outer if path is None else self.modules.setdefault(path, len(self.modules)))
         self._note()
 
     def leave(self) -> None:
         """The forward that began last ends."""
         self._stack.pop()
+        self._calls.pop()
         self._note()
+
+    def call(self) -> int:
+        """The number of the call of a module whose own code runs; 0 outside of all."""
+        return self._calls[-1] if self._calls else 0
 
     def current(self, node: Any) -> int:
         """The number of the module whose code runs; in a backward, of the one whose forward made the node."""

@@ -127,6 +127,7 @@ class Tracer(EventRecord, TorchDispatchMode):
                 room_for_deep_graphs(),
                 unpacked_in_a_trace(),
                 products_without_zeros(),
+                replaced(self.virtual.assumptions, module_call=self._running.call),
                 replaced(torch, get_rng_state=self._random_state(torch.get_rng_state)),
                 replaced(torch.random, get_rng_state=self._random_state(torch.random.get_rng_state)),
                 self,

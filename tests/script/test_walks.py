@@ -62,3 +62,40 @@ def test_each_of_unique_values_is_there_once(device: str, tmp_path: Path) -> Non
         device=device,
     )
     assert outcome.error is None, outcome.error.text
+
+
+MANY = """
+import torch
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.weights = torch.nn.Linear(8, 64), torch.nn.Parameter(torch.randn(64, 8))
+    def forward(self, x):
+        ids, out = self.gate(x).argmax(-1), torch.zeros_like(x)
+        for number in range(64):
+            if (ids == number).any():
+                out = out + self.weights[number] * x
+        return out
+net = torch.nn.Sequential(*(Experts() for _ in range(20)))
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(3):
+    for _ in range(3):
+        net(torch.randn(64, 8)).square().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_many_layers_ask_for_each_of_many_experts(tmp_path: Path) -> None:
+    """11,520 times in one line; a loop that waits is found within one call of a layer."""
+    outcome = trace_here(tmp_path, MANY, device="cpu")
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows == 3
+    waits = MANY.replace(
+        "        for number in range(64):\n", "        number, ids = 3, ids.float()\n        while True:\n"
+    )
+    waits = waits.replace(
+        "if (ids == number).any():", "if (ids.sum() * 0.5).item() < 0: break\n            if step < 0:"
+    )
+    outcome = trace_here(tmp_path, waits, device="cpu")
+    assert outcome.error is not None
+    assert "item was asked 10,000 times" in outcome.error.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,10 @@ DOUBT = "where that is a size, a run needs more than predicted"
 """The end of what is said of an integer that was assumed."""
 
 MOST_PER_LINE = 10_000
-"""Answers that one line of a user's code may ask for: past it, it is a loop that waits for data."""
+"""Answers that one line of a user's code may ask for within one call of a module, or outside of all: past it, it is a
+loop that waits for data. Each layer of a mixture of experts asks for each of its experts anew."""
+_MOST_IN_ALL = 1_000_000
+"""Answers that one line may ask for at all: a loop may wait for what a module answers."""
 
 _integer = [0]
 
@@ -117,7 +120,11 @@ class Assumptions:
         """Lines that select by one value after another."""
         self.latest = ""
         """The last answer that may decide a size, as a sentence about a script that failed after it."""
+        self.module_call: Callable[[], int] = lambda: 0
+        """The number of the call of a module whose own code runs; 0 outside of all."""
         self._times: dict[tuple[str, str, str, bool, int, bool, str], int] = {}
+        self._latest_asks: dict[tuple[str, str], tuple[int, int]] = {}
+        """By operator and place, the call of a module that asked last, and how often it has."""
 
     def answer(self, value: Any, where: str) -> Any:
         """The value that was given for this place, in the type of ``value``; ``value`` where none was.
@@ -166,7 +173,7 @@ class Assumptions:
         share: str = "",
     ) -> None:
         """Raises:
-        InputError: the same line of the user's code asks for the 10,001st time.
+        InputError: the same line of the user's code asks for the 10,001st time in one call of a module.
         """
         where, users = source_line()
         entry = (operator, answer, where, doubtful, most, ends_loop, share)
@@ -174,9 +181,13 @@ class Assumptions:
             given = f"; if a run gives another number, write --assume {where}=N" if doubtful else ""
             self.latest = f"a trace has no data: {operator} at {where} was taken to give {answer}{given}"
         times = self._times[entry] = self._times.get(entry, 0) + 1
-        if users and times > MOST_PER_LINE:
+        call = self.module_call()
+        of_call, asks = self._latest_asks.get((operator, where), (call, 0))
+        asks = asks + 1 if of_call == call else 1
+        self._latest_asks[operator, where] = call, asks
+        if users and (asks > MOST_PER_LINE or times > _MOST_IN_ALL):
             raise InputError(
-                f"{where}: {operator} was asked {MOST_PER_LINE} times",
+                f"{where}: {operator} was asked {min(times - 1, _MOST_IN_ALL):,} times",
                 f"a trace has no data, so it is always answered {answer}, and a loop that waits for another never ends",
                 "give the loop a fixed number of rounds while torch tensors are fake, or trace without it",
             )
