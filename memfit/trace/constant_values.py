@@ -29,6 +29,7 @@ from memfit.torch_compat.attributes import schema_of, storage_id_of
 from memfit.trace.filled_tensors import MOST_ELEMENTS, content_before, note_fill
 from memfit.trace.finite_checks import ANY, TRUTH, truth
 from memfit.trace.forgotten_content import KNOWN, forget
+from memfit.trace.kept_integers import KEEPS_INTEGERS
 from memfit.trace.operator_parts import UNKNOWN_EFFECT, part_of
 
 MOST_NUMBERS = 256
@@ -101,7 +102,7 @@ def know(tensor: Tensor, value: Tensor) -> None:
 def may_follow(func: Any, out: Any) -> bool:
     """Whether ``follow`` may have something to do for a call of this operator with tensors of these sizes and types."""
     part = part_of(func)
-    if part.fills or part.puts or part.checks or part.receives or part.written:
+    if part.fills or part.puts or part.checks or part.receives or part.written or func in KEEPS_INTEGERS:
         return True
     outs = out if isinstance(out, list | tuple) else (out,)
     return all(isinstance(made, Tensor) and (not made.is_floating_point() or small(made)) for made in outs)
@@ -134,7 +135,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         changed = list(tensors_in(args[0]))
     if not changed:
         for made in outs:
-            if not small(made):
+            if not small(made) and not _holds_integers(func, args, made):
                 return
     if part.makes_weights and out.is_floating_point() and out.numel() > 1:
         return
@@ -158,6 +159,14 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     for produced, known in zip(outs, results, strict=True):
         if isinstance(produced, FakeTensor) and isinstance(known, Tensor):
             produced._memfit_value = _Content(known, memories.get(storage_id_of(known)))  # type: ignore[attr-defined]
+
+
+def _holds_integers(func: Any, args: Any, made: Any) -> bool:
+    """Whether many floating point numbers are known integers, such as a mask's, which no net's weights are."""
+    if func not in KEEPS_INTEGERS or not isinstance(made, Tensor) or made.numel() > MOST_ELEMENTS:
+        return False
+    known = value_of(args[0])
+    return known is not None and (not (known.is_floating_point() or known.is_complex()) or not small(known))
 
 
 _NOT_COMPUTED = object()

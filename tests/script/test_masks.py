@@ -106,3 +106,25 @@ def test_rows_that_a_mask_from_the_card_cuts_on_the_host_keep_their_largest_leng
         f"    {STEP}",
     )
     assert outcome.error is None, outcome.error.text
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx4090"])
+def test_a_mask_of_images_is_known_after_it_is_resized_as_numbers(device: str, tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        "import torch\n"
+        "where = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+        "net = torch.nn.Conv2d(3, 8, 8, 8).to(where)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "mask = torch.ones(2, 64, 64, dtype=torch.long)\n"
+        "mask[1, :, 48:] = 0\n"
+        "for step in range(3):\n"
+        "    out = net(torch.randn(2, 3, 64, 64, device=where))\n"
+        "    there = torch.nn.functional.interpolate(mask.to(where)[:, None].float(), size=(8, 8)).long()[:, 0]\n"
+        "    assert there[:, 0].sum(1).tolist() == [8, 6]\n"
+        "    rows = [out[image][:, there[image].bool()] for image in range(2)]\n"
+        "    assert [row.shape for row in rows] == [(8, 64), (8, 48)]\n"
+        "    (rows[0].sum() + rows[1].sum()).backward(); optimizer.step(); optimizer.zero_grad()\n",
+        device=device,
+    )
+    assert outcome.error is None, outcome.error.text
