@@ -33,6 +33,8 @@ DATA_SECONDS = 15
 """Seconds of the processor that a person's data set may take."""
 WAIT = 600
 """Seconds by the clock after which it ends."""
+FAR = 32
+"""Micro-batches are traced up to this multiple of what no card holds."""
 MEMORY = 2
 """It begins where so many times the memory is available that the answer took."""
 LOCK = "tracing"
@@ -95,7 +97,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _trace(request: Mapping[str, Any]) -> None:
     """Traces other cards and micro-batches, then what ``memfit max`` and ``memfit cards`` ask first (the latter also of
-    the data set), then what ``memfit max`` asks of the other cards."""
+    the data set), then what ``memfit max`` asks of the other cards, then micro-batches far beyond what they hold."""
     from memfit.cli.job_options import asked_job, micro_batch_shape
     from memfit.cli.options import choose_devices
     from memfit.cli.progress import progress
@@ -107,7 +109,9 @@ def _trace(request: Mapping[str, Any]) -> None:
         ahead = AheadTraces(asked)
         others = ahead.trace_cards(shape, device, **request["choices"])
         ahead.trace_sizes(shape, device, **request["choices"])
-        start, policies = micro_batch_shape(asked.facts, None, None), asked.facts.policies
+        facts, start = asked.facts, micro_batch_shape(asked.facts, None, None)
+        # the job's own first, of which memfit cards asks
+        policies = sorted(facts.policies, key=lambda policy: bool(policy.changes) or policy.checkpointing != facts.own)
 
         def find_largest(policy: Policy, card: Device) -> None:
             ahead.trace_sizes(start, card, checkpointing=policy.checkpointing, changes=policy.changes)
@@ -126,6 +130,9 @@ def _trace(request: Mapping[str, Any]) -> None:
         for policy in policies:
             for card in cards:
                 _find_largest(policy, card, asked)
+        for policy in policies:
+            for card in (device, *others):
+                ahead.trace_sizes(start, card, times=FAR, checkpointing=policy.checkpointing, changes=policy.changes)
 
 
 def _find_largest(policy: Policy, card: Device, asked: AskedJob) -> None:

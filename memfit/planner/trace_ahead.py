@@ -11,11 +11,13 @@ from typing import Any
 
 from memfit.device.hardware.catalogue import Device, catalogue
 from memfit.events import Trace
+from memfit.geometry import MOST
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.derived_ranges import changes_of, derived_ranges
 from memfit.planner.largest import items_beyond, sharing_cards
 from memfit.planner.prediction import TracedQuestion, answer
+from memfit.planner.step_range import unlike_size
 from memfit.trace.event_limit import far_more_than, most_events
 
 
@@ -27,11 +29,12 @@ class AheadTraces:
         self._changes: tuple[int, ...] = ()
         """Items from which on another step is made, of the steps so far."""
 
-    def trace_sizes(self, shape: Shape, device: Device, **choices: Any) -> None:
+    def trace_sizes(self, shape: Shape, device: Device, *, times: int = 1, **choices: Any) -> None:
         """Traces what answers for every micro-batch of a question on its card.
 
         Args:
             shape, device, choices: as of ``AskedJob.question``.
+            times: how often as many items as no card holds.
         """
         first = self._traced(shape, device, choices) if device.is_cuda else None
         if first is None:
@@ -42,6 +45,7 @@ class AheadTraces:
         low, high = sorted((first, other), key=lambda question: question.shape.items)
         cards = (device, *sharing_cards(first))
         most = items_beyond(answer(low, self._asked.name, device), answer(high, self._asked.name, device), cards)
+        most = max(most, min(unlike_size(times * most), MOST // (shape.length or 1)))
 
         def trace_at(items: int) -> Trace | str:
             question = self._traced(Shape(items=items, length=shape.length), device, choices)

@@ -4,6 +4,7 @@ python -m pytest tests/planner/test_trace_ahead.py
 """
 
 import pytest
+import torch
 
 from memfit.device.hardware.catalogue import catalogue, find_device
 from memfit.job import Shape
@@ -64,6 +65,27 @@ def test_both_sides_of_a_change_follow_on_cards_of_every_kind():
         prediction = asked.predict(Shape(items=items), others[0])
         assert prediction.footprint == predict(Copies(), "copies", Shape(items=items), others[0]).footprint
     assert asked.traced == traced
+
+
+class Wide(LinearLayer):
+    """Samples of 64 MiB, of which a card holds a few hundred."""
+
+    def batch(self, shape):
+        return {"x": torch.zeros(shape.items, 1 << 21, 8)}
+
+
+def test_micro_batches_that_no_card_holds_follow_too():
+    asked = AskedJob("wide", Wide)
+    ahead = AheadTraces(asked)
+    ahead.trace_sizes(Shape(items=1), CARD)
+    for card in (CARD, *ahead.trace_cards(Shape(items=1), CARD)):
+        ahead.trace_sizes(Shape(items=1), card, times=16)
+        traced = asked.traced
+        for items in (700, 3000):
+            prediction = asked.predict(Shape(items=items), card)
+            assert prediction.footprint == predict(Wide(), "wide", Shape(items=items), card).footprint
+            assert prediction.footprint.verdict == "no"
+        assert asked.traced == traced
 
 
 def test_nothing_is_traced_ahead_for_a_cpu():
