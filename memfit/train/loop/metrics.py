@@ -63,8 +63,17 @@ def lines_of_window(
     """
     for number, rank in enumerate(shares):
         yield "samples", {"window": ended.window.number, "rank": number, "ids": reports[rank].ids}
-    line = window_line(ended.window, numbers, plan) | ended.readings | {"noise_scale": ended.noise_scale}
-    yield "metrics", line | ended.validation | sum_of_ranks(reports, ended.seconds, shares) | dict(more)
+    yield (
+        "metrics",
+        {
+            **window_line(ended.window, numbers, plan),
+            **ended.readings,
+            "noise_scale": ended.noise_scale,
+            **ended.validation,
+            **sum_of_ranks(reports, ended.seconds, shares),
+            **more,
+        },
+    )
 
 
 def window_line(window: Window, numbers: WindowNumbers, plan: Plan) -> dict[str, Any]:
