@@ -1,7 +1,8 @@
 """Traces for the next questions, made by a process of its own after the answer: nobody waits for it.
 
-It has the lowest priority, runs alone of its kind, and ends by itself: when all is traced, after ``SECONDS`` of the
-processor, or after ``WAIT`` by the clock. What it has traced until then is kept, each file whole.
+It has the lowest priority, runs alone of its kind, and ends by itself: when all is traced, when a person has asked of
+another job or changed this one's code, after ``SECONDS`` of the processor, or after ``WAIT`` by the clock. What it has
+traced until then is kept, each file whole.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memfit.device.hardware.catalogue import Device, find_device
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 SWITCH = "MEMFIT_TRACE_AHEAD"
 """The environment variable that turns this off with 0."""
-SECONDS = 150
+SECONDS = 300
 """Seconds of the processor that the process may take."""
 DATA_SECONDS = 15
 """Seconds of the processor that a person's data set may take."""
@@ -38,7 +40,7 @@ FAR = 32
 MEMORY = 2
 """It begins where so many times the memory is available that the answer took."""
 LOCK = "tracing"
-"""The file in the cache that is locked while such a process runs."""
+"""The file in the cache that is locked while such a process runs. It names the newest job that was asked of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +53,15 @@ class AheadRequest:
     shape: Shape
     device: str
     choices: Mapping[str, Any]
+    code: str = ""
+    """What names the job with its code, as ``AskedJob.code`` does."""
 
 
 def trace_after(asked: AskedJob, request: AheadRequest, environment: Mapping[str, str]) -> None:
     """Starts the process after an answer that needed a trace which is kept; ``environment`` as of
     ``trace_in_background``."""
     if asked.traced and asked.is_kept:
-        trace_in_background(request, environment)
+        trace_in_background(replace(request, code=asked.code), environment)
 
 
 def trace_in_background(request: AheadRequest, environment: Mapping[str, str]) -> None:
@@ -90,12 +94,12 @@ def main(arguments: Sequence[str]) -> None:
     signal.alarm(WAIT)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
-    with _alone() as alone:
-        if alone:
-            _trace(request)
+    with _alone(request["code"]) as is_newest:
+        if is_newest():
+            _trace(request, is_newest)
 
 
-def _trace(request: Mapping[str, Any]) -> None:
+def _trace(request: Mapping[str, Any], is_newest: Callable[[], bool]) -> None:
     """Traces other cards and micro-batches, then what ``memfit max`` and ``memfit cards`` ask first (the latter also of
     the data set), then what ``memfit max`` asks of the other cards, then micro-batches far beyond what they hold."""
     from memfit.cli.job_options import asked_job, micro_batch_shape
@@ -106,10 +110,15 @@ def _trace(request: Mapping[str, Any]) -> None:
 
     shape, device = Shape(**request["shape"]), find_device(request["device"])
     with progress("tracing", quiet=True), asked_job(request["job"], request["pairs"], request["precision"]) as asked:
-        ahead = AheadTraces(asked)
+
+        def goes_on() -> bool:
+            return not asked.is_outdated and is_newest()
+
+        ahead = AheadTraces(asked, goes_on)
         others = ahead.trace_cards(shape, device, **request["choices"])
         ahead.trace_sizes(shape, device, **request["choices"])
-        facts, start = asked.facts, micro_batch_shape(asked.facts, None, None)
+        facts, cards = asked.facts, choose_devices(("all",), None, None)
+        start = micro_batch_shape(facts, None, None)
         # the job's own first, of which memfit cards asks
         policies = sorted(facts.policies, key=lambda policy: bool(policy.changes) or policy.checkpointing != facts.own)
 
@@ -117,22 +126,21 @@ def _trace(request: Mapping[str, Any]) -> None:
             ahead.trace_sizes(start, card, checkpointing=policy.checkpointing, changes=policy.changes)
             _find_largest(policy, card, asked)
 
-        for policy in policies:
-            find_largest(policy, device)
-        for card in others:
-            find_largest(policies[0], card)
-        cards = choose_devices(("all",), None, None)
-        compare_cards(asked, start, cards)
-        _ask_data_set(asked)
-        for policy in policies[1:]:
-            for card in others:
-                find_largest(policy, card)
-        for policy in policies:
-            for card in cards:
-                _find_largest(policy, card, asked)
-        for policy in policies:
-            for card in (device, *others):
-                ahead.trace_sizes(start, card, times=FAR, checkpointing=policy.checkpointing, changes=policy.changes)
+        def trace_far(policy: Policy, card: Device) -> None:
+            ahead.trace_sizes(start, card, times=FAR, checkpointing=policy.checkpointing, changes=policy.changes)
+
+        work: list[Callable[[], object]] = [
+            *(partial(find_largest, policy, device) for policy in policies),
+            *(partial(find_largest, policies[0], card) for card in others),
+            partial(compare_cards, asked, start, cards),
+            partial(_ask_data_set, asked),
+            *(partial(find_largest, policy, card) for policy in policies[1:] for card in others),
+            *(partial(_find_largest, policy, card, asked) for policy in policies for card in cards),
+            *(partial(trace_far, policy, card) for policy in policies for card in (device, *others)),
+        ]
+        for part in work:
+            if goes_on():
+                part()
 
 
 def _find_largest(policy: Policy, card: Device, asked: AskedJob) -> None:
@@ -169,17 +177,28 @@ def step_aside() -> None:
 
 
 @contextmanager
-def _alone() -> Iterator[bool]:
-    """Context that gives whether no other such process runs."""
+def _alone(code: str) -> Iterator[Callable[[], bool]]:
+    """Context in which no other such process runs; gives what tells whether ``code`` is still the newest that was asked
+    of. One that is at work on other code ends where it sees this; one at the same goes on."""
     folder = cache_folder() / "traces"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as file:
+    path = folder / LOCK
+
+    def is_newest() -> bool:
+        return path.read_text() == code
+
+    with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            yield False
-            return
-        yield True
+            if is_newest():
+                yield lambda: False
+                return
+            path.write_text(code)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        else:
+            path.write_text(code)
+        yield is_newest
 
 
 def _end(number: int, frame: object) -> None:

@@ -145,6 +145,16 @@ class AskedJob:
         """Whether what is traced is kept for a later process."""
         return self._shelf is not None and self._shelf.is_on
 
+    @property
+    def code(self) -> str:
+        """What names the job with all that its answers depend on; empty where nothing is kept."""
+        return "" if self._shelf is None else self._shelf.code
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the job's code or what it read was changed meanwhile: what is traced is then not kept."""
+        return self._shelf is not None and self._shelf.is_outdated
+
     def remembered(self, what: str) -> Any:
         """An answer that was kept; None where there is none."""
         return None if self._shelf is None else self._shelf.answers.get(what)

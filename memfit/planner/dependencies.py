@@ -2,7 +2,8 @@
 
 A file of the person's (code that was imported, any file that was read) is known by its content, an installed library
 by the size and time of its first file. What a data set reads is apart: its files, which may be many and large, are
-known by size and time, the folders that it lists by the names in them. Not seen: files that were looked for and are not
+known by size and time, the folders that it lists by the names in them. A file that another process changes after it was
+read here is another file by then: nothing that was made of it is kept. Not seen: files that were looked for and are not
 there, the clock, the network.
 """
 
@@ -14,9 +15,10 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import source_from_cache
 from pathlib import Path
 
 from memfit.user_cache import cache_folder
@@ -25,22 +27,29 @@ LARGEST = 64 << 20
 """Bytes up to which a file is known by its content, and beyond by its size and time."""
 
 
+Reads = dict[str, str]
+"""By path, the size and time of a file when it was opened first, or the names in a folder; empty where it was none."""
+
+
 @dataclass
 class DataReads:
     """What was read while a data set was asked."""
 
-    files: set[str] = field(default_factory=set)
-    folders: set[str] = field(default_factory=set)
+    files: Reads = field(default_factory=dict)
+    folders: Reads = field(default_factory=dict)
     """Those whose names were listed."""
 
     def marks(self) -> dict[str, str]:
-        """Fingerprints by path of what is no library's."""
-        paths = [path for path in (*self.files, *self.folders) if not _is_library(path)]
-        return {path: mark for path in paths if (mark := _data_mark(path))}
+        """Fingerprints by path of what is no library's, as it was when it was read."""
+        known = {path: mark for path, mark in (self.files | self.folders).items() if not _is_library(path)}
+        marks = {path: _data_mark(path) if path in _written else mark for path, mark in known.items()}
+        return {path: mark for path, mark in marks.items() if mark}
 
 
-_reads: list[set[str]] = []
+_reads: list[Reads] = []
 """The files that were opened for reading; none before the first who asks for them."""
+_written: set[str] = set()
+"""The files that this process has written itself."""
 _data: list[DataReads] = []
 """Open records of data; while one is open, what is read goes to the innermost alone."""
 
@@ -57,15 +66,17 @@ def recorded_data() -> Iterator[DataReads]:
 
 
 @cache
-def reads_of_this_process() -> set[str]:
-    """Every file that this process opens for reading, from the first call on, but for what is recorded as data."""
+def reads_of_this_process() -> Reads:
+    """Every file that this process opens for reading, from the first call on, but for what is recorded as data; for
+    compiled code, its source."""
     _install_hook()
-    _reads.append(set())
+    _reads.append({})
     return _reads[0]
 
 
-def dependencies(reads: set[str]) -> dict[str, str]:
-    """Fingerprints by path of what was imported and read up to now."""
+def dependencies(reads: Reads) -> dict[str, str] | None:
+    """Fingerprints by path of what was imported and read up to now; None where another process has changed some of it
+    since."""
     files: dict[str, str] = {}
     generated = _generated_by_torch()
     for name, module in list(sys.modules.items()):
@@ -74,9 +85,17 @@ def dependencies(reads: set[str]) -> dict[str, str]:
             files[file] = ""
         elif file and "." not in name:
             files[file] = "stat"
-    files |= {path: "" for path in reads if not _is_library(path) and not path.endswith(".pyc")}
+    files |= {path: "" for path in reads if not _is_library(path)}
     kept = {path: how for path, how in files.items() if not generated or not path.startswith(generated)}
+    if any(_has_changed(path, reads) for path in kept):
+        return None
     return {path: mark for path, how in kept.items() if (mark := _mark(path, by_time=how == "stat"))}
+
+
+def _has_changed(path: str, reads: Reads) -> bool:
+    """Whether a file is another than when it was read, and this process has not written it."""
+    first = reads.get(path)
+    return bool(first) and path not in _written and _mark(path, by_time=True) != first
 
 
 def _generated_by_torch() -> str:
@@ -134,15 +153,38 @@ _LISTINGS, _PATHS = ("os.listdir", "os.scandir"), (str, bytes, type(None))
 def _install_hook() -> None:
     """An audit hook cannot be taken out again; where nothing is recorded it does nothing."""
 
+    libraries = _library_folders()
+
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event == "open" and (_data or _reads) and isinstance(arguments[0], (str, bytes)):
-            if not writes(arguments[1], arguments[2]):
-                files = _data[-1].files if _data else _reads[0]
-                files.add(os.path.abspath(os.fsdecode(arguments[0])))
+        if not (_data or _reads):
+            return
+        if event == "open" and isinstance(arguments[0], (str, bytes)):
+            path = os.path.abspath(os.fsdecode(arguments[0]))
+            if path.startswith(libraries):
+                return
+            if writes(arguments[1], arguments[2]):
+                _written.add(path)
+            else:
+                files, path = _data[-1].files if _data else _reads[0], _source_of(path)
+                if not files.get(path):
+                    files[path] = _mark(path, by_time=True)
+        elif event == "os.rename" and isinstance(arguments[1], (str, bytes)):
+            _written.add(os.path.abspath(os.fsdecode(arguments[1])))
         elif _data and event in _LISTINGS and isinstance(arguments[0], _PATHS) and not _is_import():
-            _data[-1].folders.add(os.path.abspath(os.fsdecode(arguments[0] or ".")))
+            folders, path = _data[-1].folders, os.path.abspath(os.fsdecode(arguments[0] or "."))
+            if path not in folders:
+                folders[path] = ""  # to list its names calls this hook again
+                folders[path] = _data_mark(path)
 
     sys.addaudithook(hook)
+
+
+def _source_of(path: str) -> str:
+    """The source of compiled code, which Python compares before it reads that; any other path as it is."""
+    if path.endswith(".pyc"):
+        with suppress(ValueError):
+            return source_from_cache(path)
+    return path
 
 
 def _is_import() -> bool:

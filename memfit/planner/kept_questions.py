@@ -86,6 +86,10 @@ class Shelf:
         self._added: dict[str, list[TracedQuestion]] = {}
         self._dependencies: dict[str, str] = {}
         reads_of_this_process()
+        self.is_outdated = False
+        """Whether a file was changed after it was read, so that nothing more is kept."""
+        self.code = ""
+        """What names the job with all that its answers depend on, as of the last ``keep``."""
         self.answers: dict[str, Any] = {}
         if not fresh and _is_on():
             self._read_answers()
@@ -115,12 +119,17 @@ class Shelf:
         self._added.setdefault(key, []).append(question)
 
     def keep(self, *, loaded: bool) -> None:
-        """Writes what was added, and the answers.
+        """Writes what was added, and the answers; nothing where a file was changed after it was read.
 
         Args:
             loaded: whether the job's code ran in this process; otherwise answers depend on what they did.
         """
         known = dependencies(reads_of_this_process()) if loaded else self._dependencies
+        if known is None:
+            self.is_outdated = True
+            self._added.clear()
+            return
+        self.code = hashlib.sha256(json.dumps([self._key, known], sort_keys=True).encode()).hexdigest()[:32]
         for key, questions in self._added.items():
             for question in questions:
                 _write_question(f"{self._key}.{key}", question, known)

@@ -6,6 +6,7 @@ facts shares a trace, so that a handful of traces answer for every micro-batch o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,10 +23,14 @@ from memfit.trace.event_limit import far_more_than, most_events
 
 
 class AheadTraces:
-    """Traces that nobody asked for yet: what the job's code raises is left out, and each is kept when it is made."""
+    """Traces that nobody asked for yet: what the job's code raises is left out, and each is kept when it is made.
 
-    def __init__(self, asked: AskedJob) -> None:
-        self._asked = asked
+    Args:
+        goes_on: called before each trace; False: nothing more is traced.
+    """
+
+    def __init__(self, asked: AskedJob, goes_on: Callable[[], bool] = lambda: True) -> None:
+        self._asked, self._goes_on = asked, goes_on
         self._changes: tuple[int, ...] = ()
         """Items from which on another step is made, of the steps so far."""
 
@@ -73,6 +78,8 @@ class AheadTraces:
         return others
 
     def _traced(self, shape: Shape, device: Device, choices: dict[str, Any]) -> TracedQuestion | None:
+        if not self._goes_on():
+            return None
         with suppress(Exception):
             question = self._asked.question(shape, device, **choices)
             self._asked.keep()

@@ -42,9 +42,11 @@ class Own(memfit.Job):
     def optimizers(self, nets):
         return {"net": torch.optim.SGD(nets["net"].parameters())}
     def batch(self, shape):
+        with open("sizes", "a") as file:
+            file.write(f"{os.getpid()} {shape.items}\\n")
         if shape.items == 2 and os.path.exists("slow"):
             open("begun", "w").close()
-            while True:
+            while os.path.exists("slow"):
                 pass
         return torch.zeros(shape.items, 8)
     def dataset(self):
@@ -82,17 +84,31 @@ def asked(folder: Path, *words: str, **more: str) -> str:
     return done.stdout
 
 
-def request_of(job: str = "job.py:Own") -> str:
-    shape = Shape(items=1)
-    return json.dumps(
-        asdict(AheadRequest(job=job, pairs=(), precision=None, shape=shape, device="rtx4090", choices=CHOICES))
+def request_of(job: str) -> str:
+    request = AheadRequest(
+        job=job, pairs=(), precision=None, shape=Shape(items=1), device="rtx4090", choices=CHOICES, code=job
     )
+    return json.dumps(asdict(request))
 
 
-def started(folder: Path) -> subprocess.Popen[bytes]:
+def started(folder: Path, job: str = "job.py:Own") -> subprocess.Popen[bytes]:
     """The process of the background with the priority of others: this machine may be busy."""
     command = [sys.executable, "-c", "import sys; from memfit.cli.background_traces import main; main(sys.argv[1:])"]
-    return subprocess.Popen([*command, request_of()], cwd=folder, env=environment(folder))
+    return subprocess.Popen([*command, request_of(job)], cwd=folder, env=environment(folder))
+
+
+def wait_until_slow(folder: Path) -> None:
+    """Waits until the job stands in a batch."""
+    begin = time.monotonic()
+    while not (folder / "begun").exists():
+        assert time.monotonic() < begin + 120
+        time.sleep(0.05)
+
+
+def sizes_of(folder: Path, process: subprocess.Popen[bytes]) -> set[str]:
+    """The sizes that a process has traced."""
+    lines = (folder / "sizes").read_text().split("\n")
+    return {line.split()[1] for line in lines if line.startswith(f"{process.pid} ")}
 
 
 def answers(text: str) -> dict:
@@ -127,10 +143,8 @@ def test_later_questions_of_a_script_are_answered_without_another_trace(folder):
 @pytest.mark.slow
 def test_one_process_traces_at_a_time_and_leaves_nothing_half_written_when_its_time_is_spent(folder):
     (folder / "slow").touch()
-    process, begin = started(folder), time.monotonic()
-    while not (folder / "begun").exists():
-        assert time.monotonic() < begin + 120
-        time.sleep(0.05)
+    process = started(folder)
+    wait_until_slow(folder)
     assert resource.prlimit(process.pid, resource.RLIMIT_CPU)[0] == SECONDS
     assert started(folder).wait(timeout=120) == 0  # it finds the other one, and ends
     assert set((folder / "loaded").read_text().split()) == {str(process.pid)}
@@ -139,6 +153,36 @@ def test_one_process_traces_at_a_time_and_leaves_nothing_half_written_when_its_t
     traces = [path.name for path in (folder / "cache" / "memfit" / "traces").iterdir()]
     assert any(name.endswith(".npz") for name in traces)
     assert not any(name.startswith(".") for name in traces)
+
+
+@pytest.mark.slow
+def test_it_leaves_a_job_for_the_next_that_is_asked_of(folder):
+    (folder / "slow").touch()
+    (folder / "other.py").write_text(JOB)
+    process = started(folder)
+    wait_until_slow(folder)
+    begun = sizes_of(folder, process)
+    other, lock = started(folder, "other.py:Own"), folder / "cache" / "memfit" / "traces" / "tracing"
+    while lock.read_text() != "other.py:Own":
+        time.sleep(0.05)
+    (folder / "slow").unlink()
+    assert [process.wait(timeout=120), other.wait(timeout=120)] == [0, 0]
+    assert sizes_of(folder, process) == begun
+    assert len(sizes_of(folder, other)) > len(begun)
+
+
+@pytest.mark.slow
+def test_it_ends_and_keeps_nothing_when_the_code_is_changed(folder):
+    (folder / "slow").touch()
+    process = started(folder)
+    wait_until_slow(folder)
+    begun = sizes_of(folder, process)
+    (folder / "job.py").write_text(JOB.replace("Linear(8, 8)", "Linear(8, 1024)"))
+    (folder / "slow").unlink()
+    assert process.wait(timeout=120) == 0
+    assert sizes_of(folder, process) == begun
+    question = ("predict", "job.py:Own", "--device", "rtx4090", "--micro-batch", "2", "--json")
+    assert answers(asked(folder, *question)) == answers(asked(folder, *question, "--fresh"))
 
 
 @pytest.fixture

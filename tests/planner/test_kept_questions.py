@@ -79,7 +79,8 @@ def test_the_second_question_is_answered_without_torch_and_to_the_byte(folder):
 def test_other_cards_and_micro_batches_are_answered_without_torch_and_to_the_byte(folder):
     ask(folder)
     question = {
-        "job": "job.py:Plain", "pairs": [], "precision": None, "shape": {"items": 1}, "device": "rtx4090", "choices": {}
+        "job": "job.py:Plain", "pairs": [], "precision": None, "shape": {"items": 1}, "device": "rtx4090",
+        "choices": {}, "code": "",
     }  # fmt: skip
     traces = "import sys; from memfit.cli.background_traces import main; main(sys.argv[1:])"
     subprocess.run([sys.executable, "-c", traces, json.dumps(question)], cwd=folder, check=True)
@@ -87,6 +88,18 @@ def test_other_cards_and_micro_batches_are_answered_without_torch_and_to_the_byt
         answer, traced = ask(folder, *more, device=device)
         assert not traced, (device, more)
         assert ask(folder, *more, "--fresh", device=device) == (answer, True)
+
+
+def test_nothing_is_kept_of_a_file_that_is_changed_while_the_job_is_traced(folder):
+    edits = 'import subprocess\nsubprocess.run(["sh", "-c", "test ! -e edit || echo WIDTH = 96 > helper.py"])\n'
+    (folder / "job.py").write_text(JOB + edits)
+    (folder / "edit").touch()
+    before, _ = ask(folder)
+    (folder / "edit").unlink()
+    after, traced = ask(folder)
+    assert traced
+    assert after["phases"] != before["phases"]
+    assert ask(folder) == (after, False)
 
 
 def test_a_variable_that_an_import_sets_does_not_hide_what_was_kept(folder):
