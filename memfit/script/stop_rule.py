@@ -11,6 +11,7 @@ from typing import Any
 
 from memfit.script.outcome import TraceRequest
 from memfit.script.step_watch import EnoughError, StepWatch
+from memfit.script.validation_results import keeps_results
 
 WINDOWS = 3
 """Windows to see if the command gives no number: the first one makes the optimizers' state."""
@@ -130,4 +131,14 @@ class TraceStop:
         watch = self.watch
         if watch.loaders == 0:
             return not watch.saves and self._operators < SHORT_TRACE
-        return watch.epochs < 2 and not (watch.validations and watch.saves and watch.epochs > 0)
+        if watch.epochs >= 2:
+            return False
+        return not (watch.validations and watch.saves and watch.epochs) or self._keeps_results()
+
+    def _keeps_results(self) -> bool:
+        """Whether the next validation needs more than the only one so far."""
+        watch = self.watch
+        if watch.validations != 1:
+            return False
+        start = next(cut.start for cut in reversed(watch.cuts) if cut.phase == "validate")
+        return keeps_results(watch.tracer, start)

@@ -46,6 +46,7 @@ _SAME_TYPES = {
     _aten._cdist_forward.default: (0, 1),
     _aten.binary_cross_entropy.default: (0, 1, 2),
     _aten.nll_loss_forward.default: (0, 2),
+    _aten.nll_loss2d_forward.default: (0, 2),
     _aten.complex.default: (0, 1),
     _aten.polar.default: (0, 1),
     _aten.heaviside.default: (0, 1),

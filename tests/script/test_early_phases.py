@@ -188,3 +188,38 @@ def test_a_frozen_encoder_of_the_next_epoch_is_no_validation(tmp_path: Path) -> 
     assert outcome.bare is not None
     peaks = live_peaks(outcome.bare)
     assert peaks["validate"] + ENCODED < peaks["train"]
+
+
+COLLECTED = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+net = nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+training, validation = (DataLoader(TensorDataset(torch.randn(16384, 256)), batch_size=4096) for part in range(2))
+for epoch in range(3):
+    for x, in training:
+        net(x.cuda()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    outputs = []
+    with torch.no_grad():
+        for x, in validation:
+            output = net(x.cuda())
+            {collect}
+        {after}
+    torch.save(net.state_dict(), "net.pt")
+"""
+
+
+def test_a_validation_beside_the_results_of_the_one_before_is_seen(tmp_path: Path) -> None:
+    text = COLLECTED.format(collect="outputs.append(output)", after="scores = torch.cat(outputs)")
+    outcome = trace_here(tmp_path, text)
+    before = 4 * 16384 * 256  # bytes of the scores of the validation before, which are gone when the net is saved
+    assert outcome.peak_bytes["validate"] == outcome.peak_bytes["save"] + before
+
+
+def test_what_each_batch_of_a_validation_replaces_is_no_reason_to_trace_on(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, COLLECTED.format(collect="hits = output > 0", after="pass"))
+    assert outcome.windows == 5

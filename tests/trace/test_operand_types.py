@@ -91,6 +91,7 @@ COMBINED = {
     "cdist_forward": lambda: torch.cdist(torch.ones(2, 4, 3), other(2, 4, 3)),
     "binary_cross_entropy": lambda: nn.functional.binary_cross_entropy(torch.ones(4), other(4)),
     "nll_loss_forward": lambda: nn.functional.cross_entropy(torch.ones(3, 4), PLACES, weight=other(4)),
+    "nll_loss2d_forward": lambda: nn.functional.cross_entropy(torch.ones(1, 4, 3), PLACES[None], weight=other(4)),
     "layer_norm": lambda: nn.functional.layer_norm(torch.ones(2, 4), (4,), other(4), other(4)),
     "group_norm": lambda: nn.functional.group_norm(torch.ones(2, 4, 3), 2, other(4), other(4)),
 }
