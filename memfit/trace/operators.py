@@ -14,9 +14,9 @@ from torch.utils.flop_counter import flop_registry
 from memfit.device.virtual import cudnn_benchmark, workspace
 from memfit.device.virtual.virtual_device import is_intercepted
 from memfit.torch_compat.attributes import schema_of
-from memfit.trace import autograd_formulas, linear_sums
+from memfit.trace import autograd_formulas, linear_sums, mask_operators, range_operators
 from memfit.trace.collectives import HOLDS, is_collective
-from memfit.trace.mask_operators import Follow, follows
+from memfit.trace.mask_operators import Follow
 from memfit.trace.operand_types import is_checked
 from memfit.trace.sparse_tensors import MAY_BE_SPARSE
 
@@ -56,8 +56,8 @@ class Operator:
     """What formulas of autograd call in a real run, where this is called on zeros that they made; None: this too."""
     is_of_linear: bool
     """A linear layer may call it: ``memfit.trace.linear_sums``."""
-    follows_masks: Follow | None
-    """Notes which values its output, a mask, is of."""
+    follows_values: Follow | None
+    """Notes which values its output, a mask, is of, and between which numbers integers lie."""
 
 
 _known: dict[int, Operator] = {}
@@ -85,9 +85,20 @@ def operator(func: Any) -> Operator:
             makes_zeros=func in autograd_formulas.ZEROS,
             in_place=autograd_formulas.IN_PLACE.get(func),
             is_of_linear=func in linear_sums.PRODUCTS_AND_SUMS,
-            follows_masks=follows(func),
+            follows_values=_both(mask_operators.follows(func), range_operators.follows(func)),
         )
     return known
+
+
+def _both(first: Follow | None, second: Follow | None) -> Follow | None:
+    if first is None or second is None:
+        return first or second
+
+    def follow(func: Any, args: Any, out: Any) -> None:
+        first(func, args, out)
+        second(func, args, out)
+
+    return follow
 
 
 def work(flops: Callable[..., int], args: Any, kwargs: Any, out: Any) -> int:

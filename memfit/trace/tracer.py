@@ -233,8 +233,8 @@ class Tracer(EventRecord, TorchDispatchMode):
             note_zeros(node, out)
         if known is None or known.may_hold_content:
             constant_values.follow(func, args, kwargs, out)
-        if kind.follows_masks is not None:
-            kind.follows_masks(func, args, out)
+        if kind.follows_values is not None:
+            kind.follows_values(func, args, out)
         row = len(self.op_rows)
         try:
             self._see_call(kind, func, args, kwargs, out, node, known)
@@ -258,8 +258,8 @@ class Tracer(EventRecord, TorchDispatchMode):
             return number
         out = func(*args, **kwargs)
         constant_values.follow(func, args, kwargs, out)
-        if kind.follows_masks is not None:
-            kind.follows_masks(func, args, out)
+        if kind.follows_values is not None:
+            kind.follows_values(func, args, out)
         return out
 
     def _see_call(

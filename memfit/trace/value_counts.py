@@ -3,7 +3,7 @@
 A script cuts tokens by such counts, or skips an expert that got none. All counts together are the number of integers,
 so that a trace takes an equal share for each value, as it does where a line selects by one value after another
 (``memfit.device.virtual.value_masks``). Where ``unique`` is taken to find as many values as elements, each is there
-once.
+once; where it finds all numbers that the integers lie between, these are known.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.device.virtual.integer_ranges import range_of, size_of
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.trace.constant_values import know, value_of
 
 _aten = torch.ops.aten
 _BINCOUNT = _aten.bincount.default
+_UNIQUE = _aten._unique2.default
 COUNTS = frozenset(
     {
-        _BINCOUNT, _aten._unique2.default, _aten.unique_dim.default, _aten.unique_consecutive.default,
+        _BINCOUNT, _UNIQUE, _aten.unique_dim.default, _aten.unique_consecutive.default,
         _aten.unique_dim_consecutive.default,
     }
 )  # fmt: skip
@@ -32,8 +34,13 @@ _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.
 def know_counts(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     """Notes what an operator of ``COUNTS`` is taken to have counted of integers that are not known."""
     if func is not _BINCOUNT:
-        times = result[-1]
-        if times.numel():
+        values, times = result[0], result[-1]
+        if func is _UNIQUE and (between := range_of(args[0])) and values.numel() == size_of(between):
+            with disable_current_modes():
+                know(values, torch.arange(between.least, between.largest + 1).to(values.dtype))
+        if func is _UNIQUE and 1 < times.numel() < args[0].numel():
+            know_equal_counts(times, "unique", args[0].numel())
+        elif times.numel():
             with disable_current_modes():
                 know(times, torch.ones(tuple(times.shape), dtype=times.dtype))
         return

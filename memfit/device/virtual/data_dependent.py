@@ -22,6 +22,7 @@ from memfit.device.virtual.assumptions import (
     assumed_truth,
     source_line,
 )
+from memfit.device.virtual.integer_ranges import most_different, range_of
 from memfit.device.virtual.packed_sequences import packed
 from memfit.errors import InputError
 from memfit.torch_compat import FakeTensor, disable_current_modes
@@ -139,13 +140,15 @@ def _put(
 
 
 def _unique(assumptions: Assumptions, tensor: Tensor, *flags: bool, **named: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """As many different values as elements, with the inverse and the counts where they are asked for."""
-    assumptions.note("unique", f"all {tensor.numel()}", most=tensor.numel())
+    """As many different values as elements, or as numbers that they lie between, with the inverse and the counts where
+    they are asked for."""
+    different = most_different(tensor)
+    assumptions.note("unique", f"all {different}", most=different)
     inverse = named.get("return_inverse", flags[1] if len(flags) > 1 else False)
     counts = named.get("return_counts", flags[2] if len(flags) > 2 else False)
     places = tensor.new_empty(tensor.shape if inverse else (0,), dtype=torch.int64)
-    times = tensor.new_empty((tensor.numel() if counts else 0,), dtype=torch.int64)
-    return tensor.new_empty((tensor.numel(),)), places, times
+    times = tensor.new_empty((different if counts else 0,), dtype=torch.int64)
+    return tensor.new_empty((different,)), places, times
 
 
 def _unique_along(assumptions: Assumptions, tensor: Tensor, dim: int | None, *flags: bool) -> tuple[Tensor, ...]:
@@ -185,10 +188,11 @@ def _unique_dim(
 
 
 def _bincount(assumptions: Assumptions, tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """As many counts as a person gave for the line, else as the code asks for at the least."""
-    length = _given_size(
-        assumptions, "bincount", minlength or None, "write minlength=N, the number of different values"
-    )
+    """As many counts as a person gave for the line, else as the numbers that are counted need at the most, or as the
+    code asks for at the least."""
+    between = range_of(tensor)
+    least = max(minlength, between.largest + 1 if between is not None else 0)
+    length = _given_size(assumptions, "bincount", least or None, "write minlength=N, the number of different values")
     dtype = torch.int64
     if weights is not None:
         dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
