@@ -84,9 +84,17 @@ class Intervals:
             counter.is_met = True
             counter.times += 1
             self.on_early()
-            self.early.append(EarlyCondition(where=where, text=text, answer=holds))
+            early = EarlyCondition(where=where, text=text, answer=holds)
+            if early not in self.early:
+                self.early.append(early)
             return wanted
         return rest
+
+    def meet_again(self) -> bool:
+        """Lets each condition that held early hold once more; returns whether there is one."""
+        for early in self.early:
+            self._counters[early.where, early.text].is_met = False
+        return bool(self.early)
 
     def counted(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(value, how often it held) of each condition so far."""

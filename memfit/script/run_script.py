@@ -103,7 +103,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
             windows=lambda: watch.windows, allows=partial(_may_hold_early, tracer), on_early=watch.holds_early
         )
         loops = LoopEnds(watch=watch, is_own=tracer.lines.is_own, is_enough=lambda: stop.ends_loops)
-        stop.can_end_loops = lambda: loops.can_end
+        stop.can_end_loops, stop.meet_again = lambda: loops.can_end, intervals.meet_again
         running = Running(
             request=request, device=device, tracer=tracer, watch=watch, stop=stop, loops=loops,
             observations=observations, intervals=intervals, facts=facts, begin=begin,

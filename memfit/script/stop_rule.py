@@ -17,6 +17,8 @@ WINDOWS = 3
 """Windows to see if the command gives no number: the first one makes the optimizers' state."""
 MOST_WINDOWS = 12
 """After so many windows a trace stops waiting for a phase that has not come."""
+NEXT_WINDOWS = 2
+"""Windows within which conditions on counters hold once more."""
 SHORT_TRACE = 20_000
 """A loop without a DataLoader of at most so many operators is followed past ``WINDOWS``, to its end."""
 MOST_OF_ONE = 4
@@ -41,6 +43,8 @@ class TraceStop:
     finish_now: Callable[[str], None] = lambda why: None
     can_end_loops: Callable[[], bool] = lambda: False
     """Whether the loops that run can be left."""
+    meet_again: Callable[[], bool] = lambda: False
+    """Lets conditions on counters that held early hold once more; returns whether there are any."""
     ends_loops: bool = False
     """Whether enough was seen, and what comes after the loops is waited for."""
     enough: str = ""
@@ -51,6 +55,9 @@ class TraceStop:
     """Operators, past which what comes after the loops is stopped."""
     _operators: int = 0
     _raised: int = 0
+    _next_validation: int | None = None
+    """The number of windows after which the next validation, that runs beside what the first one left, is waited for
+    no longer; None: there was no reason to wait."""
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -129,11 +136,20 @@ class TraceStop:
     def _waits(self) -> bool:
         """Whether a phase that was not seen may still come soon."""
         watch = self.watch
+        if self._waits_for_next_validation():
+            return True
         if watch.loaders == 0:
             return not watch.saves and self._operators < SHORT_TRACE
         if watch.epochs >= 2:
             return False
         return not (watch.validations and watch.saves and watch.epochs) or self._keeps_results()
+
+    def _waits_for_next_validation(self) -> bool:
+        """Whether a validation every so many steps, which left its results, comes again."""
+        if self._next_validation is None and self._keeps_results() and self.meet_again():
+            self._next_validation = self.watch.windows + NEXT_WINDOWS
+        comes = self._next_validation is not None and self.watch.windows < self._next_validation
+        return comes and self.watch.validations == 1
 
     def _keeps_results(self) -> bool:
         """Whether the next validation needs more than the only one so far."""

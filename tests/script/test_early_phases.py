@@ -223,3 +223,26 @@ def test_a_validation_beside_the_results_of_the_one_before_is_seen(tmp_path: Pat
 def test_what_each_batch_of_a_validation_replaces_is_no_reason_to_trace_on(tmp_path: Path) -> None:
     outcome = trace_here(tmp_path, COLLECTED.format(collect="hits = output > 0", after="pass"))
     assert outcome.windows == 5
+
+
+EVERY_FIFTY = """
+import torch
+
+net = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(1, 200):
+    net(torch.randn(4096, 256).cuda()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 50 == 0:
+        with torch.no_grad():
+            scores = torch.cat([net(torch.randn(4096, 256).cuda()) for part in range(4)])
+        torch.save(net.state_dict(), "net.pt")
+"""
+
+
+def test_a_validation_every_so_many_steps_is_seen_beside_the_results_of_the_one_before(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, EVERY_FIFTY)
+    scores = 4 * 16384 * 256  # bytes of the batches' scores before they are put together, and of those before
+    assert outcome.peak_bytes["validate"] == outcome.peak_bytes["save"] + 2 * scores
+    assert outcome.windows == 4
