@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import source_from_cache
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from memfit.user_cache import cache_folder
 
@@ -46,8 +47,16 @@ class DataReads:
         return {path: mark for path, mark in marks.items() if mark}
 
 
-_reads: list[Reads] = []
-"""The files that were opened for reading; none before the first who asks for them."""
+class FileReads(Reads):
+    """Every file that this process opens for reading while this lives, but for what is recorded as data; for compiled
+    code, its source."""
+
+    def __init__(self) -> None:
+        _install_hook()
+        _reads[id(self)] = self
+
+
+_reads: WeakValueDictionary[int, FileReads] = WeakValueDictionary()
 _written: set[str] = set()
 """The files that this process has written itself."""
 _data: list[DataReads] = []
@@ -63,15 +72,6 @@ def recorded_data() -> Iterator[DataReads]:
         yield _data[-1]
     finally:
         _data.pop()
-
-
-@cache
-def reads_of_this_process() -> Reads:
-    """Every file that this process opens for reading, from the first call on, but for what is recorded as data; for
-    compiled code, its source."""
-    _install_hook()
-    _reads.append({})
-    return _reads[0]
 
 
 def dependencies(reads: Reads) -> dict[str, str] | None:
@@ -165,9 +165,10 @@ def _install_hook() -> None:
             if writes(arguments[1], arguments[2]):
                 _written.add(path)
             else:
-                files, path = _data[-1].files if _data else _reads[0], _source_of(path)
-                if not files.get(path):
-                    files[path] = _mark(path, by_time=True)
+                path = _source_of(path)
+                for files in [_data[-1].files] if _data else list(_reads.values()):
+                    if not files.get(path):
+                        files[path] = _mark(path, by_time=True)
         elif event == "os.rename" and isinstance(arguments[1], (str, bytes)):
             _written.add(os.path.abspath(os.fsdecode(arguments[1])))
         elif _data and event in _LISTINGS and isinstance(arguments[0], _PATHS) and not _is_import():

@@ -20,7 +20,7 @@ from memfit.atomic_file import open_atomic, write_atomic
 from memfit.device.hardware.catalogue import Device
 from memfit.events import CutParameters, Trace
 from memfit.job import Shape
-from memfit.planner.dependencies import dependencies, own_fingerprint, reads_of_this_process, still_hold
+from memfit.planner.dependencies import FileReads, dependencies, own_fingerprint, still_hold
 from memfit.planner.pipeline.stage_figures import StageFigures
 from memfit.planner.prediction import NetSize, TracedQuestion, device_facts, holds_for
 from memfit.user_cache import cache_folder
@@ -85,7 +85,7 @@ class Shelf:
         self._missing: set[tuple[str, str]] = set()
         self._added: dict[str, list[TracedQuestion]] = {}
         self._dependencies: dict[str, str] = {}
-        reads_of_this_process()
+        self._reads = FileReads()
         self.is_outdated = False
         """Whether a file was changed after it was read, so that nothing more is kept."""
         self.code = ""
@@ -124,7 +124,7 @@ class Shelf:
         Args:
             loaded: whether the job's code ran in this process; otherwise answers depend on what they did.
         """
-        known = dependencies(reads_of_this_process()) if loaded else self._dependencies
+        known = dependencies(self._reads) if loaded else self._dependencies
         if known is None:
             self.is_outdated = True
             self._added.clear()
