@@ -32,11 +32,11 @@ SWITCH = "MEMFIT_KEEP_TRACES"
 _TORN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 """What reading a file that was cut off or written by another version raises."""
 VOLATILE = frozenset(
-    ("_", "COLUMNS", "DISPLAY", "LINES", "MEMFIT_TRACE_AHEAD", "OLDPWD", "PWD", "SHLVL",
+    ("_", "COLUMNS", "DISPLAY", "KINETO_LOG_LEVEL", "LINES", "MEMFIT_TRACE_AHEAD", "OLDPWD", "PWD", "SHLVL",
      "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TERM",
-     "TMUX", "TMUX_PANE", "WINDOWID", "XDG_SESSION_ID")
+     "TMUX", "TMUX_PANE", "TORCHINDUCTOR_CACHE_DIR", "WINDOWID", "XDG_SESSION_ID")
 )  # fmt: skip
-"""Environment variables that no job's memory follows from."""
+"""Environment variables that no job's memory follows from; torch's import sets two of them where they are not set."""
 
 
 def question_key(job: str, asked: Mapping[str, Any]) -> str:
