@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -72,9 +73,9 @@ class ForkedProcess:
         self._waiting: deque[ForkedCall] = deque()
         self._results = tempfile.TemporaryFile()  # noqa: SIM115
         self._connection, other = Pipe()
-        parent, numbers = os.getpid(), random.getstate()
+        parent = os.getpid()
         try:
-            self._id = _fork()
+            self._id = fork()
         except OSError:
             self._results.close()
             self._connection.close()
@@ -82,7 +83,6 @@ class ForkedProcess:
             raise
         if self._id == 0:
             self._connection.close()
-            random.setstate(numbers)  # Python seeds them anew in a forked process
             _serve(target, parent, other, self._results)
         other.close()
 
@@ -125,9 +125,19 @@ class ForkedProcess:
             self._waiting.popleft().finish(pickled)
 
 
-def _fork() -> int:
-    """``os.fork``, with the signals that a copy must not act on as its parent does held back in the copy."""
-    parent = os.getpid()
+def is_forkable() -> bool:
+    """Whether a copy of this process can do what it does: no thread runs that a job's code started and the copy would
+    not have. A progress bar's own does not count."""
+    main = threading.main_thread()
+    return all(
+        thread is main or type(thread).__module__.startswith(("rich.", "tqdm.")) for thread in threading.enumerate()
+    )
+
+
+def fork() -> int:
+    """``os.fork``, with the signals that a copy must not act on as its parent does held back in the copy; both go on
+    with the same random numbers."""
+    parent, numbers = os.getpid(), random.getstate()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     with warnings.catch_warnings():
         # Python 3.12 warns wherever threads run, as those of a progress bar and of numpy. The copy waits for no lock
@@ -138,6 +148,8 @@ def _fork() -> int:
         finally:
             if os.getpid() == parent:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if process_id == 0:
+        random.setstate(numbers)  # Python seeds them anew in a forked process
     return process_id
 
 
@@ -169,6 +181,11 @@ def _leave_to_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
+    leave_output()
+
+
+def leave_output() -> None:
+    """Leaves output, and the signals of a terminal, to the process that this one is a copy of."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -177,4 +194,5 @@ def _leave_to_parent(parent: int) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nothing, descriptor)
+    os.close(nothing)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115

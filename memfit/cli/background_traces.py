@@ -25,6 +25,7 @@ from memfit.job import Shape
 from memfit.user_cache import cache_folder
 
 if TYPE_CHECKING:
+    from memfit.cli.loaded_copy import LoadedCopy
     from memfit.planner.asked_job import AskedJob, Policy
 
 SWITCH = "MEMFIT_TRACE_AHEAD"
@@ -57,11 +58,36 @@ class AheadRequest:
     """What names the job with its code, as ``AskedJob.code`` does."""
 
 
-def trace_after(asked: AskedJob, request: AheadRequest, environment: Mapping[str, str]) -> None:
-    """Starts the process after an answer that needed a trace which is kept; ``environment`` as of
-    ``trace_in_background``."""
-    if asked.traced and asked.is_kept:
-        trace_in_background(replace(request, code=asked.code), environment)
+class NextQuestions:
+    """What is traced for the next questions to a job, after the answer to this one.
+
+    Args:
+        environment: as this process began with it: traces are kept by it.
+        are_wanted: False: nothing is traced.
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, are_wanted: bool = True) -> None:
+        self._environment, self._are_wanted = environment, are_wanted
+        self._copy: LoadedCopy | None = None
+
+    def before_tracing(self, asked: AskedJob) -> None:
+        """Makes a copy of this process, which has the job loaded."""
+        from memfit.cli.loaded_copy import copied
+
+        if self._are_wanted and asked.is_kept and self._environment.get(SWITCH, "1") != "0":
+            self._copy = copied(asked, _trace_in_copy)
+
+    def trace(self, asked: AskedJob, request: AheadRequest) -> None:
+        """Starts the process after an answer that needed a trace which is kept; nothing where the machine has no memory
+        for it."""
+        if self._are_wanted and asked.traced and asked.is_kept:
+            request = replace(request, code=asked.code)
+            if self._copy is None:
+                trace_in_background(request, self._environment)
+            elif _has_room():
+                self._copy.stay(json.dumps(asdict(request)))
+        if self._copy is not None:
+            self._copy.close()
 
 
 def trace_in_background(request: AheadRequest, environment: Mapping[str, str]) -> None:
@@ -70,12 +96,7 @@ def trace_in_background(request: AheadRequest, environment: Mapping[str, str]) -
     Args:
         environment: as this process began with it: traces are kept by it.
     """
-    from memfit.device.hardware.process_limits import available_bytes
-
-    if environment.get(SWITCH, "1") == "0":
-        return
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    if available_bytes() < MEMORY * peak:
+    if environment.get(SWITCH, "1") == "0" or not _has_room():
         return
     command = [sys.executable, "-m", __name__, json.dumps(asdict(request))]
     with suppress(OSError):
@@ -86,8 +107,25 @@ def trace_in_background(request: AheadRequest, environment: Mapping[str, str]) -
         process.returncode = 0  # it outlives this one, which is no mistake to warn of
 
 
-def main(arguments: Sequence[str]) -> None:
-    """The process: reads the request, and traces while nothing speaks against it."""
+def _has_room() -> bool:
+    """Whether the machine has the memory for another process like this one."""
+    from memfit.device.hardware.process_limits import available_bytes
+
+    return available_bytes() >= MEMORY * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+
+
+def _trace_in_copy(request: str, asked: AskedJob) -> None:
+    """The process where it is a copy of the one that answered."""
+    step_aside()
+    main([request], asked)
+
+
+def main(arguments: Sequence[str], asked: AskedJob | None = None) -> None:
+    """The process: reads the request, and traces while nothing speaks against it.
+
+    Args:
+        asked: the job, where it is loaded.
+    """
     request = json.loads(arguments[0])
     signal.signal(signal.SIGALRM, _end)
     signal.signal(signal.SIGXCPU, _end)
@@ -96,10 +134,10 @@ def main(arguments: Sequence[str]) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
     with _alone(request["code"]) as is_newest:
         if is_newest():
-            _trace(request, is_newest)
+            _trace(request, is_newest, asked)
 
 
-def _trace(request: Mapping[str, Any], is_newest: Callable[[], bool]) -> None:
+def _trace(request: Mapping[str, Any], is_newest: Callable[[], bool], loaded: AskedJob | None) -> None:
     """Traces other cards and micro-batches, then what ``memfit max`` and ``memfit cards`` ask first (the latter also of
     the data set), then what ``memfit max`` asks of the other cards, then micro-batches far beyond what they hold."""
     from memfit.cli.job_options import asked_job, micro_batch_shape
@@ -109,7 +147,8 @@ def _trace(request: Mapping[str, Any], is_newest: Callable[[], bool]) -> None:
     from memfit.planner.trace_ahead import AheadTraces
 
     shape, device = Shape(**request["shape"]), find_device(request["device"])
-    with progress("tracing", quiet=True), asked_job(request["job"], request["pairs"], request["precision"]) as asked:
+    job = loaded or asked_job(request["job"], request["pairs"], request["precision"])
+    with progress("tracing", quiet=True), job as asked:
 
         def goes_on() -> bool:
             return not asked.is_outdated and is_newest()

@@ -52,11 +52,13 @@ def command(
 
     JOB is as of memfit predict. Of -- python train.py ARGS, only memory is told: memfit max finds its largest batch.
     """
+    from memfit.cli.background_traces import AheadRequest, NextQuestions
     from memfit.cli.job_options import asked_job, micro_batch_shape
     from memfit.cli.progress import progress
     from memfit.cli.script_arguments import MARK, is_script
 
-    targets, environment = choose_devices(device_names or ("all",), None, headroom), dict(os.environ)
+    targets = choose_devices(device_names or ("all",), None, headroom)
+    following = NextQuestions(dict(os.environ), are_wanted=not fresh)
     count, batch = whole_number("--micro-batch", micro_batch), whole_number("--global-batch", global_batch)
     begin = time.perf_counter()
     with progress(f"comparing {len(targets)} cards for {job.removeprefix(MARK)}", quiet=as_json):
@@ -64,7 +66,7 @@ def command(
         from memfit.planner.epoch_units import units_of_an_epoch
 
         known = read_prices(prices) if prices is not None else None
-        with asked_job(job, pairs, fresh=fresh) as answers:
+        with asked_job(job, pairs, fresh=fresh, before_tracing=following.before_tracing) as answers:
             facts = answers.facts
             asked = micro_batch_shape(facts, shape, count)
             if batch is not None and is_script(job):
@@ -88,12 +90,9 @@ def command(
         from memfit.show.cards_table import show_cards
 
         show_cards(cards, batch, unknown)
-    if not (fresh or is_script(job)):
-        from memfit.cli.background_traces import AheadRequest, trace_after
-
-        choices, device = {"checkpointing": facts.own}, cards[0].device.key
-        request = AheadRequest(job=job, pairs=pairs, precision=None, shape=asked, device=device, choices=choices)
-        trace_after(answers, request, environment)
+    choices, device = {"checkpointing": facts.own}, cards[0].device.key
+    request = AheadRequest(job=job, pairs=pairs, precision=None, shape=asked, device=device, choices=choices)
+    following.trace(answers, request)
     return Exit.DONE if any(card.prediction.footprint.fits for card in cards) else Exit.NOTHING_FITS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -78,12 +79,14 @@ def command(
     device = choose_device(device_name, memory, headroom)
     count, ranks = whole_number("--micro-batch", micro_batch), whole_number("--world", world, least=2)
     check_fake_ranks(f"--world {ranks}", ranks)
-    begin = time.perf_counter()
+    begin, environment = time.perf_counter(), dict(os.environ)
     with progress(f"comparing {', '.join(target.removeprefix(MARK) for target in targets)}", quiet=as_json):
         from memfit.planner.comparison import differing_choices, job_subjects, variants_of
 
         def ask(target: str, variant: Variant) -> AskedJob:
-            return asked_job(target, variant.settings, variant.precision, variant.checkpoint, fresh=fresh)
+            return asked_job(
+                target, variant.settings, variant.precision, variant.checkpoint, fresh=fresh, environment=environment
+            )
 
         variants = variants_of(settings, precisions, checkpoints, engines, ranks)
         _check_scripts(targets, variants)

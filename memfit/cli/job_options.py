@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from memfit.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from memfit.job import Job, Shape
     from memfit.planner.asked_job import AskedJob, JobFacts
 
@@ -40,13 +42,15 @@ def check_contradictions(pairs: tuple[str, ...], precision: str | None, checkpoi
 
 def asked_job(
     job: str, pairs: tuple[str, ...], precision: str | None = None, checkpoint: str | None = None, *,
-    fresh: bool = False,
+    fresh: bool = False, environment: Mapping[str, str] | None = None,
+    before_tracing: Callable[[AskedJob], None] | None = None,
 ) -> AskedJob:  # fmt: skip
     """Returns the job or script for several questions; traces of a job are kept in the user's cache.
 
     Args:
         checkpoint: what --checkpoint says.
         fresh: whether to trace again what is kept.
+        environment, before_tracing: as of ``AskedJob``; of no meaning for a script.
 
     Raises:
         InputError: a setting contradicts an option, or a script is given options of jobs.
@@ -59,7 +63,10 @@ def asked_job(
     from memfit.planner.asked_job import AskedJob
 
     settings = {"pairs": sorted(pairs), "precision": precision}
-    return AskedJob(job, lambda: load_with(job, pairs, precision), settings, fresh=fresh)
+    return AskedJob(
+        job, lambda: load_with(job, pairs, precision), settings, fresh=fresh, environment=environment,
+        before_tracing=before_tracing,
+    )  # fmt: skip
 
 
 def micro_batch_shape(job: Job | JobFacts, shape: str | None, count: int | None) -> Shape:

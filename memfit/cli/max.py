@@ -51,7 +51,8 @@ def command(
     Every answer is predicted as memfit predict does: it fits, and the next size does not. Of a script's command, memfit
     max -- python train.py --batch-size {batch} finds the largest number in place of {batch}.
     """
-    from memfit.cli.job_options import asked_job
+    from memfit.cli.background_traces import AheadRequest, NextQuestions
+    from memfit.cli.job_options import asked_job, micro_batch_shape
     from memfit.cli.progress import progress
     from memfit.cli.script_arguments import is_script
 
@@ -62,7 +63,8 @@ def command(
         raise InputError(
             f"--items {count}", "the largest micro-batch is asked for", "write --length or --vary NAME too"
         )
-    targets, environment = choose_devices(device_names, memory, headroom), dict(os.environ)
+    targets = choose_devices(device_names, memory, headroom)
+    following = NextQuestions(dict(os.environ), are_wanted=not fresh)
     begin = time.perf_counter()
     if is_script(job):
         options = {"--set": pairs, "--length": by_length, "--vary": vary, "--items": count > 1}
@@ -70,7 +72,7 @@ def command(
     with progress(f"searching the largest that fits of {job}", quiet=as_json):
         from memfit.planner import largest
 
-        with asked_job(job, pairs, fresh=fresh) as asked:
+        with asked_job(job, pairs, fresh=fresh, before_tracing=following.before_tracing) as asked:
             facts = asked.facts
             sizes, what = _sizes(asked, by_length, vary, count)
             answers = [
@@ -86,16 +88,9 @@ def command(
         from memfit.show.largest_table import show_largest
 
         show_largest(answers, what, facts.unit)
-    if not fresh:
-        from memfit.cli.background_traces import AheadRequest, trace_after
-        from memfit.cli.job_options import micro_batch_shape
-
-        shape, choices = micro_batch_shape(facts, None, None), {"checkpointing": facts.own}
-        trace_after(
-            asked,
-            AheadRequest(job=job, pairs=pairs, precision=None, shape=shape, device=targets[0].key, choices=choices),
-            environment,
-        )
+    shape, choices = micro_batch_shape(facts, None, None), {"checkpointing": facts.own}
+    request = AheadRequest(job=job, pairs=pairs, precision=None, shape=shape, device=targets[0].key, choices=choices)
+    following.trace(asked, request)
     return Exit.DONE if any(answer.size is not None for answer in answers) else Exit.NOTHING_FITS
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memfit.cli.background_traces import AheadRequest, NextQuestions
 from memfit.cli.job_options import asked_job, micro_batch_shape
 from memfit.cli.mesh_option import asked_choices, asked_ranks, engine_choice_option, mesh_option
 from memfit.cli.options import (
@@ -151,8 +152,12 @@ def command(
         "micro_batches": whole_number("--accumulate", accumulate), "engine": ranks.engine, "world": ranks.world,
         "mesh": ranks.mesh, "rank": whole_number("--rank", rank, least=0), "engine_choices": engine_choices or None,
     }  # fmt: skip
-    count, plan, environment = whole_number("--micro-batch", micro_batch), _plan(checkpoint), dict(os.environ)
-    with titan or asked_job(job, pairs, precision, checkpoint, fresh=fresh) as asked:
+    count, plan = whole_number("--micro-batch", micro_batch), _plan(checkpoint)
+    are_wanted = plan is None and ranks.mesh is None and not (fresh or ci)
+    following = NextQuestions(dict(os.environ), are_wanted=are_wanted)
+    with titan or asked_job(
+        job, pairs, precision, checkpoint, fresh=fresh, before_tracing=following.before_tracing
+    ) as asked:
         with progress(f"tracing {asked.name}", quiet=as_json):
             asked_shape = micro_batch_shape(asked.facts, shape, count or asked.micro_batch)
             modes = {"none": {}, "all": asked.facts.every, None: asked.facts.own}
@@ -169,13 +174,10 @@ def command(
             print_json(predictions_json(predictions, sequence, limit))
         else:
             _print(predictions, sequence, limit, ci=ci)
-    if plan is None and ranks.mesh is None and not (fresh or ci):
-        from memfit.cli.background_traces import AheadRequest, trace_after
-
-        request = AheadRequest(
-            job=job, pairs=pairs, precision=precision, shape=asked_shape, device=targets[0].key, choices=how
-        )
-        trace_after(asked, request, environment)
+    request = AheadRequest(
+        job=job, pairs=pairs, precision=precision, shape=asked_shape, device=targets[0].key, choices=how
+    )
+    following.trace(asked, request)
     fits = any(prediction.footprint.fits for prediction in predictions)
     fits = fits and (sequence is None or sequence.plain.failed_window is None)
     within = all(limit is None or highest_peak(prediction) <= limit for prediction in predictions)

@@ -21,6 +21,9 @@ from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answe
 from memfit.planner.step_range import trace_between
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from memfit.planner.hand_over import LoadedElsewhere
     from memfit.planner.kept_questions import Shelf
     from memfit.trace.scratch_by_size import ScratchBySize
 
@@ -67,13 +70,18 @@ class AskedJob:
         load: makes the job.
         kept: what names the job in the cache, such as its settings; None: nothing is read from it or kept.
         fresh: nothing is read from the cache.
+        environment: as the process began with it, by which traces are kept; None: as it is now.
+        before_tracing: called once, when the job is loaded and nothing was traced by this process yet.
     """
 
     def __init__(
-        self, name: str, load: Callable[[], Job], kept: Mapping[str, Any] | None = None, *, fresh: bool = False
-    ) -> None:
+        self, name: str, load: Callable[[], Job], kept: Mapping[str, Any] | None = None, *, fresh: bool = False,
+        environment: Mapping[str, str] | None = None, before_tracing: Callable[[AskedJob], None] | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self._load = load
+        self._before_tracing = before_tracing
+        self._elsewhere: LoadedElsewhere | None = None
         self._job: Job | None = None
         self._facts: JobFacts | None = None
         self._shelf: Shelf | None = None
@@ -81,11 +89,11 @@ class AskedJob:
         self._changed: dict[str, Job] = {}
         self._scratch: dict[str, ScratchBySize] = {}
         self.traced = 0
-        """Questions that needed a trace."""
+        """Questions that needed a trace of this process."""
         if kept is not None:
             from memfit.planner.kept_questions import Shelf
 
-            self._shelf = Shelf(name, kept, fresh=fresh)
+            self._shelf = Shelf(name, kept, fresh=fresh, environment=environment)
 
     def __enter__(self) -> AskedJob:
         return self
@@ -151,6 +159,16 @@ class AskedJob:
         return "" if self._shelf is None else self._shelf.code
 
     @property
+    def socket(self) -> Path | None:
+        """Where a process that has the job loaded listens; None where nothing is kept."""
+        return None if self._shelf is None else self._shelf.socket
+
+    def look_again(self) -> None:
+        """Another process may have kept what was not there before."""
+        if self._shelf is not None:
+            self._shelf.look_again()
+
+    @property
     def is_outdated(self) -> bool:
         """Whether the job's code or what it read was changed meanwhile: what is traced is then not kept."""
         return self._shelf is not None and self._shelf.is_outdated
@@ -186,12 +204,30 @@ class AskedJob:
         if mesh is not None and mesh.pp > 1:  # each size, and each card, has a cut of its own
             derive, named["rates"] = False, [device.key, device.fp32_flops, device.bf16_flops, device.bandwidth]
         identity = _digest([dict(changes or {}), shape.length, named])
-        question = self._exact(identity, shape.items, device)
-        if question is None and derive:
-            question = self._from_others(identity, shape, device)
+        question = self._kept(identity, shape, device, derive)
+        if question is None and self._is_traced_elsewhere(shape, device, changes or {}, derive, choices):
+            self.look_again()
+            question = self._kept(identity, shape, device, derive)
         if question is None:
             question = self._trace(identity, shape, device, changes or {}, choices)
         return question
+
+    def _kept(self, identity: str, shape: Shape, device: Device, derive: bool) -> TracedQuestion | None:
+        question = self._exact(identity, shape.items, device)
+        return self._from_others(identity, shape, device) if question is None and derive else question
+
+    def _is_traced_elsewhere(
+        self, shape: Shape, device: Device, changes: Mapping[str, Any], derive: bool, choices: Mapping[str, Any]
+    ) -> bool:
+        """Whether a process that has the job loaded has traced a step now, where this one does not have it loaded."""
+        socket = self.socket
+        if self._job is not None or not device.is_cuda or socket is None or not socket.exists():
+            return False
+        from memfit.planner.hand_over import HandedOver, LoadedElsewhere
+
+        self._elsewhere = self._elsewhere or LoadedElsewhere(socket)
+        step = HandedOver(shape=shape, device=device.key, changes=changes, derive=derive, choices=choices)
+        return self._elsewhere.trace(step)
 
     def _trace(
         self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]
@@ -212,6 +248,9 @@ class AskedJob:
         by_size = self._scratch.setdefault(identity, ScratchBySize())
         sizes = self._facts.nets if self._facts is not None and not changes else None
         job = self._with_settings(changes)
+        if self._before_tracing is not None:
+            before, self._before_tracing = self._before_tracing, None
+            before(self)
         return trace_question(job, shape, device, scratch_by_size=by_size, sizes=sizes, **choices)
 
     def _with_settings(self, changes: Mapping[str, Any]) -> Job:

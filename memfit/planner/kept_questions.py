@@ -29,20 +29,21 @@ FILES, BYTES = 2048, 1 << 30
 """Files that are kept, and their bytes; the oldest go."""
 SWITCH = "MEMFIT_KEEP_TRACES"
 """The environment variable that turns this off with 0."""
+SOCKET = ".socket"
+"""The end of the name of a socket, see ``memfit.planner.hand_over``."""
 _TORN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 """What reading a file that was cut off or written by another version raises."""
 VOLATILE = frozenset(
-    ("_", "COLUMNS", "DISPLAY", "KINETO_LOG_LEVEL", "LINES", "MEMFIT_TRACE_AHEAD", "OLDPWD", "PWD", "SHLVL",
-     "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TERM",
-     "TMUX", "TMUX_PANE", "TORCHINDUCTOR_CACHE_DIR", "WINDOWID", "XDG_SESSION_ID")
+    ("_", "COLUMNS", "DISPLAY", "LINES", "MEMFIT_TRACE_AHEAD", "OLDPWD", "PWD", "SHLVL",
+     "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TERM", "TMUX", "TMUX_PANE", "WINDOWID", "XDG_SESSION_ID")
 )  # fmt: skip
-"""Environment variables that no job's memory follows from; torch's import sets two of them where they are not set."""
+"""Environment variables that no job's memory follows from."""
 
 
-def question_key(job: str, asked: Mapping[str, Any]) -> str:
+def question_key(job: str, asked: Mapping[str, Any], environment: Mapping[str, str]) -> str:
     """What names a question: the job, what is asked of it, memfit, Python, the folder and the environment."""
-    environment = {name: value for name, value in os.environ.items() if name not in VOLATILE}
-    values = [job, dict(asked), own_fingerprint(), platform.python_version(), os.getcwd(), sorted(environment.items())]
+    variables = sorted((name, value) for name, value in environment.items() if name not in VOLATILE)
+    values = [job, dict(asked), own_fingerprint(), platform.python_version(), os.getcwd(), variables]
     return hashlib.sha256(json.dumps(values, default=str, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -76,10 +77,13 @@ class Shelf:
         name: the job's.
         asked: what further names it, such as its settings.
         fresh: whether to read nothing of what is kept.
+        environment: as the process began with it: what a job imports may set variables.
     """
 
-    def __init__(self, name: str, asked: Mapping[str, Any], *, fresh: bool) -> None:
-        self._key = question_key(name, asked)
+    def __init__(
+        self, name: str, asked: Mapping[str, Any], *, fresh: bool, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._key = question_key(name, asked, os.environ if environment is None else environment)
         self._fresh = fresh
         self._held: dict[str, bool] = {}
         self._missing: set[tuple[str, str]] = set()
@@ -92,13 +96,22 @@ class Shelf:
         """What names the job with all that its answers depend on, as of the last ``keep``."""
         self.answers: dict[str, Any] = {}
         if not fresh and _is_on():
-            self._read_answers()
+            self.answers, self._dependencies = self._kept_answers()
         self._before = json.dumps(self.answers, sort_keys=True)
 
     @property
     def is_on(self) -> bool:
         """Whether anything is kept: the environment may turn it off."""
         return _is_on()
+
+    @property
+    def socket(self) -> Path | None:
+        """Where a process that has the job loaded listens; None where nothing may be read of what is kept."""
+        return None if self._fresh or not _is_on() else _folder() / f"{self._key}{SOCKET}"
+
+    def look_again(self) -> None:
+        """Another process may have kept what was not there."""
+        self._missing.clear()
 
     def find(self, key: str, device: Device) -> TracedQuestion | None:
         """A kept question that holds for a device; None where there is none."""
@@ -137,17 +150,20 @@ class Shelf:
         _drop_oldest()
         if not _is_on() or json.dumps(self.answers, sort_keys=True) == self._before:
             return
+        self.answers = {**self._kept_answers()[0], **self.answers}  # another process may have kept more
         with contextlib.suppress(OSError, ValueError, TypeError):
             text = json.dumps({"dependencies": known, "answers": self.answers}, allow_nan=False)
             _folder().mkdir(parents=True, exist_ok=True)
             write_atomic(_folder() / f"{self._key}.json", text)
 
-    def _read_answers(self) -> None:
+    def _kept_answers(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """The answers that hold, and what they depend on."""
         with contextlib.suppress(*_TORN):
             kept = json.loads((_folder() / f"{self._key}.json").read_text())
             answers, known = dict(kept["answers"]), dict(kept["dependencies"])
             if self._holds(known):
-                self.answers, self._dependencies = answers, known
+                return answers, known
+        return {}, {}
 
     def _holds(self, known: Mapping[str, str]) -> bool:
         text = json.dumps(known, sort_keys=True)
@@ -201,7 +217,7 @@ def _question(facts: dict[str, Any], file: Mapping[str, Any]) -> TracedQuestion:
 
 def _drop_oldest() -> None:
     with contextlib.suppress(OSError):
-        paths = [path for path in _folder().iterdir() if path.suffix in (".npz", ".json")]
+        paths = [path for path in _folder().iterdir() if path.suffix in (".npz", ".json", SOCKET)]
         files = sorted(((path.stat(), path) for path in paths), key=lambda pair: -pair[0].st_mtime)
         total = 0
         for number, (status, path) in enumerate(files):

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from memfit.device.hardware import process_limits
 from memfit.forked_process import ForkedCall
 from memfit.job import Shape
 from memfit.planner.search import second_core
@@ -105,12 +106,19 @@ class Copied:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "cores", "available", "forks"),
-    [(True, 2, 1 << 60, True), (False, 2, 1 << 60, False), (True, 1, 1 << 60, False), (True, 2, 1 << 20, False)],
+    ("allowed", "cores", "available", "forkable", "forks"),
+    [
+        (True, 2, 1 << 60, True, True),
+        (False, 2, 1 << 60, True, False),
+        (True, 1, 1 << 60, True, False),
+        (True, 2, 1 << 20, True, False),
+        (True, 2, 1 << 60, False, False),
+    ],
 )
-def test_a_copy_needs_leave_a_core_and_memory(monkeypatch, allowed, cores, available, forks):
+def test_a_copy_needs_leave_a_core_memory_and_no_threads(monkeypatch, allowed, cores, available, forkable, forks):
     monkeypatch.setattr(second_core, "available_cores", lambda: cores)
-    monkeypatch.setattr(second_core, "available_bytes", lambda: available)
+    monkeypatch.setattr(process_limits, "available_bytes", lambda: available)
+    monkeypatch.setattr(second_core, "is_forkable", lambda: forkable)
     if not allowed:
         with second_core.open_second_core(Copied(), Copied()) as core:
             assert core is None

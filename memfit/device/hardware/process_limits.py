@@ -27,6 +27,8 @@ LEAST_RANKS = 16
 """Ranks that are allowed on any number of cores, where memory allows them."""
 WORKER_BYTES = 96 << 20
 """Private memory of a worker that reads data: what a forked process touches of its parent's, and what it reads."""
+COPY = 2
+"""A copy of a process is made where so many times the memory is available that the process takes."""
 WORKERS_PER_CORE, LEAST_WORKERS = 16, 32
 """Workers of all ranks that may share a core, since workers wait; so many are allowed on any number of cores."""
 RESERVED = 0.1
@@ -59,6 +61,11 @@ def available_bytes() -> int:
     (``ulimit -d``)."""
     available = psutil.virtual_memory().available
     return max(min([available, *_left_in_groups(), *_left_of_data()]), 0)
+
+
+def has_room_for_copy() -> bool:
+    """Whether the machine has the memory for a copy of this process, which shares what neither changes."""
+    return available_bytes() >= COPY * psutil.Process().memory_info().rss
 
 
 def available_cores() -> int:

@@ -13,11 +13,10 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 
-from memfit.device.hardware.process_limits import available_bytes, available_cores
-from memfit.forked_process import ForkedCall, ForkedProcess, NoResultError
+from memfit.device.hardware.process_limits import available_cores, has_room_for_copy
+from memfit.forked_process import ForkedCall, ForkedProcess, NoResultError, is_forkable
 from memfit.job import Shape
 from memfit.trace.session import CopiedTrace, MicroTrace, Session
 from memfit.trace.session_state import random_numbers
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from memfit.planner.search.traced_job import TracedJob
     from memfit.trace.validation_traces import PolicyTraces
 
-MEMORY = 2
-"""A copy is made where so many times the memory is available that this process takes: it shares what it does not
-change."""
 TraceKey = tuple[Shape, frozenset[tuple[str, str]], bool, str | None]
 """Shape, modes, whether gradients are accumulated, and precision of a micro-batch."""
 
@@ -180,8 +176,9 @@ def open_second_core(copied_job: CopiedJob, copied_step: CopiedFullStep) -> Iter
 
 
 def forked_with_room(target: object) -> ForkedProcess | None:
-    """A copy of this process that runs methods of ``target``; None where this machine has no core or memory for it."""
-    if available_cores() < 2 or available_bytes() < MEMORY * psutil.Process().memory_info().rss:
+    """A copy of this process that runs methods of ``target``; None where this machine has no core or memory for it, or
+    it could not do what this one does."""
+    if available_cores() < 2 or not has_room_for_copy() or not is_forkable():
         return None
     try:
         return ForkedProcess(target)

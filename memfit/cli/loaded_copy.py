@@ -1,0 +1,196 @@
+"""A copy of the process that answers, made when it has loaded a job and before it traces: it stays after the answer.
+
+It traces for the next questions, in a process of its own (``memfit.cli.background_traces``), and listens at a socket in
+the user's cache while that one runs: what a next question needs and is not kept, a copy of it traces at once, without
+imports and without building the job again. Copies are made before the first backward, since autograd's threads do not
+survive a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+from memfit.device.hardware.catalogue import find_device
+from memfit.device.hardware.process_limits import has_room_for_copy
+from memfit.forked_process import fork, is_forkable, leave_output
+from memfit.planner.asked_job import AskedJob
+from memfit.planner.hand_over import KEPT, HandedOver, connected, short_name
+
+SECONDS = 600
+"""Seconds by the clock that it serves whoever has connected."""
+_WAITING = 16
+"""Connections that wait to be served."""
+
+Work = Callable[[str, AskedJob], None]
+"""What the copy does after the answer: of a request in JSON, with the job that it has loaded."""
+
+
+class LoadedCopy:
+    """The copy, seen from the process that answers; it ends with that one unless it is told what to do.
+
+    Args:
+        asked: the job, loaded.
+        work: what the copy does where it is told to stay.
+
+    Raises:
+        OSError: no process or pipe can be made.
+    """
+
+    def __init__(self, asked: AskedJob, work: Work) -> None:
+        read, write = os.pipe()
+        try:
+            is_copy = fork() == 0
+        except OSError:
+            os.close(read)
+            os.close(write)
+            raise
+        if is_copy:
+            os.close(write)
+            _wait(read, asked, work)
+        os.close(read)
+        self._orders = write
+
+    def stay(self, request: str) -> None:
+        """Tells the copy to work on after this process has answered."""
+        with suppress(OSError):  # it was ended from outside
+            os.write(self._orders, request.encode())
+        self.close()
+
+    def close(self) -> None:
+        """Ends the copy, unless it was told to stay."""
+        if self._orders >= 0:
+            os.close(self._orders)
+        self._orders = -1
+
+
+def copied(asked: AskedJob, work: Work) -> LoadedCopy | None:
+    """A copy of this process; None where it cannot do what this one does, or memory is short."""
+    if sys.platform != "linux" or not is_forkable() or not has_room_for_copy():
+        return None
+    with suppress(OSError):
+        return LoadedCopy(asked, work)
+    return None
+
+
+def _wait(orders: int, asked: AskedJob, work: Work) -> NoReturn:
+    """The copy: waits until the answer is given, and stays where it is told so."""
+    try:
+        os.setsid()
+        leave_output()
+        _close_inherited()
+        _limit_threads()
+        warnings.simplefilter("ignore")
+        with open(orders, "rb") as file:
+            request = file.read().decode()
+        if request:
+            asked.look_again()
+            _stay(request, asked, work)
+    finally:
+        os._exit(0)
+
+
+def _close_inherited() -> None:
+    """Closes what whoever started memfit left open for it, such as a pipe's end or a lock: it waits for their end.
+
+    Files that Python or a job has opened are not inherited by programs that are started.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        with suppress(OSError):
+            if number > 2 and os.get_inheritable(number):
+                os.close(number)
+
+
+def _limit_threads() -> None:
+    """OpenMP's threads do not survive a fork."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def _stay(request: str, asked: AskedJob, work: Work) -> None:
+    """Works in a copy of its own, and serves questions until that one ends."""
+    working, end = os.pipe()
+    if fork() == 0:
+        os.close(working)
+        try:
+            work(request, asked)
+        finally:
+            os._exit(0)
+    os.close(end)
+    listener = _listener(asked)
+    if listener is None:
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the copies that serve
+    with closing(listener):
+        while working not in (ready := select.select([listener.fileno(), working], [], [])[0]):
+            if ready:
+                _serve_next(listener, asked)
+    if asked.socket is not None:
+        asked.socket.unlink(missing_ok=True)
+
+
+def _listener(asked: AskedJob) -> socket.socket | None:
+    """The socket at which questions to the job arrive; None where another process has it or it cannot be made."""
+    path = asked.socket
+    if path is None:
+        return None
+    with suppress(OSError):
+        connected(path).close()
+        return None
+    listener, mask = socket.socket(socket.AF_UNIX), os.umask(0o077)
+    try:
+        path.unlink(missing_ok=True)
+        with short_name(path) as name:
+            listener.bind(name)
+        listener.listen(_WAITING)
+        return listener
+    except OSError:
+        listener.close()
+        return None
+    finally:
+        os.umask(mask)
+
+
+def _serve_next(listener: socket.socket, asked: AskedJob) -> None:
+    """Serves whoever has connected, in a copy of its own."""
+    with suppress(OSError):
+        client, _ = listener.accept()
+        with client:
+            if fork():
+                return
+            try:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.alarm(SECONDS)
+                serve(Connection(client.detach()), asked)
+            finally:
+                os._exit(0)
+
+
+def serve(connection: Connection, asked: AskedJob) -> None:
+    """Traces and keeps what is asked for until whoever asks has ended, or asks for what is no step."""
+    with suppress(OSError, EOFError, ValueError, TypeError, KeyError), connection:
+        connection.send_bytes(str(os.getpid()).encode())
+        while True:
+            step = HandedOver.from_json(connection.recv_bytes())
+            connection.send_bytes(KEPT if _is_traced(step, asked) else b"")
+
+
+def _is_traced(step: HandedOver, asked: AskedJob) -> bool:
+    """Traces a step and keeps it; False where the job refuses it, or its code was changed."""
+    with suppress(Exception):
+        asked.look_again()
+        asked.question(step.shape, find_device(step.device), changes=step.changes, derive=step.derive, **step.choices)
+        asked.keep()
+        return not asked.is_outdated
+    return False

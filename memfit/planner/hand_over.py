@@ -1,0 +1,134 @@
+"""Questions that are handed over to a process which has the job loaded: it traces them and keeps what it traced.
+
+Such a process is a copy of one that was asked of the same job, and listens at a socket in the user's cache
+(``memfit.cli.loaded_copy``). Who asks then neither imports torch nor loads the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from memfit.job import Shape
+
+PATIENCE = 5.0
+"""Seconds without an answer, and without any time of the processor for the process that traces, after which it is given
+up: a copy of a process may wait for a thread that it does not have."""
+KEPT = b"kept"
+"""The answer where a step was traced and kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandedOver:
+    """A step to trace; as of ``AskedJob.question``."""
+
+    shape: Shape
+    device: str
+    changes: Mapping[str, Any]
+    derive: bool
+    choices: Mapping[str, Any]
+
+    def to_json(self) -> bytes | None:
+        """None where it holds what JSON does not."""
+        values = asdict(self)
+        with suppress(TypeError, ValueError):
+            text = json.dumps(values, allow_nan=False)
+            return text.encode() if json.loads(text) == values else None
+        return None
+
+    @classmethod
+    def from_json(cls, text: bytes) -> HandedOver:
+        """What ``to_json`` wrote."""
+        values = json.loads(text)
+        return cls(**values | {"shape": Shape(**values["shape"])})
+
+
+class LoadedElsewhere:
+    """The process that has a job loaded, where there is such a process.
+
+    Args:
+        path: of its socket.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: Connection | None = None
+        self._process = 0
+        self._is_there = True
+
+    def trace(self, step: HandedOver) -> bool:
+        """Has a step traced and kept; False: who asks traces it."""
+        request = step.to_json() if self._is_there else None
+        if request is None:
+            return False
+        try:
+            if self._connection is None:
+                self._connection = connected(self._path)
+                self._process = int(self._answer())
+            self._connection.send_bytes(request)
+            return self._answer() == KEPT
+        except (OSError, EOFError, ValueError):
+            self.close()
+            return False
+
+    def close(self) -> None:
+        """Leaves the process to itself."""
+        self._is_there = False
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _answer(self) -> bytes:
+        """Waits for an answer while the process works.
+
+        Raises:
+            OSError, EOFError: it has ended, or does nothing.
+        """
+        assert self._connection is not None
+        before = -1
+        while not self._connection.poll(PATIENCE):
+            ticks = _ticks(self._process)
+            if ticks == before:
+                raise TimeoutError
+            before = ticks
+        return self._connection.recv_bytes()
+
+
+def connected(path: Path) -> Connection:
+    """A connection to the process that listens at a path.
+
+    Raises:
+        OSError: there is none.
+    """
+    with short_name(path) as name, socket.socket(socket.AF_UNIX) as client:
+        client.connect(name)
+        return Connection(client.detach())
+
+
+@contextmanager
+def short_name(path: Path) -> Iterator[str]:
+    """A name by which a socket's path, of any length, may be bound or connected to (Linux: names have 107 bytes)."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _ticks(process: int) -> int:
+    """Time of the processor that a process has taken, in the system's ticks (proc(5): utime and stime).
+
+    Raises:
+        OSError: it has ended.
+    """
+    if not process:
+        return 0
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])

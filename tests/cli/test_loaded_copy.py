@@ -1,0 +1,195 @@
+"""A copy of the process that answered has the job loaded: it traces what the next question needs, and ends by itself.
+
+python -m pytest tests/cli/test_loaded_copy.py
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from multiprocessing import Pipe
+from pathlib import Path
+from unittest.mock import Mock
+
+import psutil
+import pytest
+
+from memfit.cli.loaded_copy import serve
+from memfit.forked_process import is_forkable
+from memfit.job import Shape
+from memfit.planner import hand_over
+from memfit.planner.hand_over import HandedOver, LoadedElsewhere
+from tests.cli.asking import ROOT
+from tests.cli.test_background_traces import JOB, answers, environment
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are made on Linux alone")
+FIRST = ("predict", "job.py:Own", "--device", "rtx4090", "--json")
+SECOND = (*FIRST, "--micro-batch", "7")
+STEP = HandedOver(shape=Shape(items=7), device="rtx4090", changes={}, derive=True, choices={"checkpointing": {}})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A job that stands in its batch of two items, which only the background asks for, while a file is there."""
+    (tmp_path / "job.py").write_text(f"open('imported', 'a').write('once ')\n{JOB}")
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "slow").touch()
+    yield tmp_path
+    (tmp_path / "slow").unlink(missing_ok=True)
+    for process in those_in(tmp_path):
+        process.kill()
+
+
+def those_in(folder: Path) -> list[psutil.Process]:
+    """The processes that work in a folder."""
+    processes = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
+        except psutil.Error:
+            continue
+    return processes
+
+
+def asked(folder: Path, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """A question, for whose streams nobody waits longer than for its process."""
+    return subprocess.run(
+        [sys.executable, "-m", "memfit", *words], cwd=folder, env=environment(folder, MEMFIT_TRACE_AHEAD="1"),
+        capture_output=True, text=True, timeout=120, **options,
+    )  # fmt: skip
+
+
+def imports(folder: Path) -> int:
+    """How often the job was imported."""
+    return (folder / "imported").read_text().count("once")
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def sockets(folder: Path) -> list[Path]:
+    """The sockets at which a copy listens."""
+    return list((folder / "cache" / "memfit" / "traces").glob("*.socket"))
+
+
+def test_the_next_question_is_traced_without_loading_the_job_again(folder):
+    assert asked(folder, *FIRST).returncode == 0
+    wait_for(lambda: sockets(folder))
+    (path,) = sockets(folder)
+    assert path.stat().st_mode & 0o077 == 0  # nobody else may connect
+    second = asked(folder, *SECOND)
+    assert (second.returncode, imports(folder)) == (0, 1)
+    (folder / "slow").unlink()
+    fresh = asked(folder, *SECOND, "--fresh")
+    assert imports(folder) == 2
+    assert answers(second.stdout) == answers(fresh.stdout)
+
+
+@pytest.mark.slow
+def test_it_ends_with_the_background_and_leaves_nothing(folder):
+    read, write = os.pipe()
+    assert asked(folder, *FIRST, pass_fds=[write]).returncode == 0
+    os.close(write)
+    wait_for(lambda: (folder / "begun").exists())
+    assert os.read(read, 1) == b""  # no copy holds what whoever started memfit had open
+    os.close(read)
+    assert len(those_in(folder)) == 2
+    (folder / "slow").unlink()
+    wait_for(lambda: not those_in(folder))
+    assert sockets(folder) == []
+
+
+@pytest.mark.slow
+def test_a_question_to_changed_code_is_traced_where_it_is_asked(folder):
+    assert asked(folder, *FIRST).returncode == 0
+    wait_for(lambda: sockets(folder) and (folder / "begun").exists())
+    (folder / "slow").unlink()
+    text = (folder / "job.py").read_text()
+    (folder / "job.py").write_text(text.replace("Linear(8, 8)", "Linear(8, 1024)"))
+    second, fresh = asked(folder, *SECOND), asked(folder, *SECOND, "--fresh")
+    assert answers(second.stdout) == answers(fresh.stdout)
+
+
+@pytest.mark.slow
+def test_a_question_is_traced_where_it_is_asked_when_the_copy_is_killed(folder):
+    assert asked(folder, *FIRST).returncode == 0
+    wait_for(lambda: sockets(folder) and (folder / "begun").exists())
+    for process in those_in(folder):
+        process.send_signal(signal.SIGKILL)
+    (folder / "slow").unlink()
+    second = asked(folder, *SECOND)
+    assert (second.returncode, imports(folder)) == (0, 2)
+    wait_for(lambda: not those_in(folder))
+
+
+@pytest.mark.slow
+def test_no_copy_stays_after_a_question_that_fails(folder):
+    text = (folder / "job.py").read_text()
+    (folder / "job.py").write_text(text.replace("return nets", "raise KeyError('loss')\n        return nets"))
+    failed = asked(folder, *FIRST)
+    assert failed.returncode == 2
+    wait_for(lambda: not those_in(folder))
+
+
+def test_a_process_that_does_nothing_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(hand_over, "PATIENCE", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener, hand_over.short_name(tmp_path / "a.socket") as name:
+        listener.bind(name)
+        listener.listen()
+        elsewhere = LoadedElsewhere(tmp_path / "a.socket")
+        assert not elsewhere.trace(STEP)
+        assert not elsewhere.trace(STEP)
+
+
+def test_a_socket_that_nobody_listens_at_is_no_error(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener, hand_over.short_name(tmp_path / "a.socket") as name:
+        listener.bind(name)
+    assert not LoadedElsewhere(tmp_path / "a.socket").trace(STEP)
+
+
+@pytest.mark.parametrize("choices", [{"plan": object()}, {"sizes": (1, 2)}, {"share": float("nan")}])
+def test_a_step_that_json_would_change_is_not_handed_over(choices):
+    assert HandedOver.from_json(STEP.to_json()) == STEP
+    assert replace(STEP, choices=choices).to_json() is None
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"shape": 1}', b'{"shape": {}, "more": 1}', b"\xff"])
+def test_what_is_no_step_ends_the_connection(text):
+    own, other = Pipe()
+    own.send_bytes(text)
+    serve(other, Mock())
+    assert own.recv_bytes() == str(os.getpid()).encode()
+    with pytest.raises(EOFError):
+        own.recv_bytes()
+
+
+BESIDE_PROGRESS = """
+import threading, torch
+from rich.console import Console
+from memfit.cli.loaded_copy import serve
+from memfit.forked_process import is_forkable
+with Console(force_terminal=True, stderr=True).status("working"):
+    seen = threading.active_count() > 1, is_forkable()
+print(*seen)
+"""
+
+
+def test_a_process_with_threads_of_a_job_is_not_copied():
+    command = [sys.executable, "-c", BESIDE_PROGRESS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n"
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    assert not is_forkable()
+    end.set()
+    thread.join()
