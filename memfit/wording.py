@@ -6,6 +6,9 @@ TURNS = "a run may make more turns, and need more than predicted"
 LONGER = "a longer run needs more than predicted"
 """The end of what is said of a line that holds more after each step, or each batch of a pass that was cut short."""
 
+COALESCE = "coalesce"
+"""What is said to have been assumed of sparse gradients whose entries may be of the same rows."""
+
 
 def counted(count: int, noun: str) -> str:
     """``1 module``, ``2 modules``."""

@@ -17,12 +17,10 @@ from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.script.launch import trace_script
-from memfit.script.longest_samples import LONGEST, UNKNOWN
-from memfit.script.outcome import ScriptOutcome, TraceRequest
+from memfit.script.outcome import ALL_LONGEST, NOT_ALL_LONGEST, ScriptOutcome, TraceRequest
 from memfit.script.request_device import requested_device
 from memfit.sizes import format_size
-from memfit.trace.sparse_parts import COALESCE
-from memfit.wording import counted
+from memfit.wording import COALESCE, counted
 
 PLACEHOLDER = "{batch}"
 SIZES = (2, 3, 5)
@@ -94,7 +92,7 @@ def scan_batches(request: TraceRequest, sizes: Sequence[int]) -> BatchScan:
     sizes = LONGEST_SIZES if tuple(sizes) == SIZES else sizes
     other, is_unlike = _scanned(longest, device, sizes)
     differ = any(answer.operator == COALESCE for answer in other.outcome.assumed)
-    assumes = "; ".join(filter(None, (_line(other.outcome, LONGEST), ROWS_DIFFER * differ)))
+    assumes = "; ".join(filter(None, (_line(other.outcome, ALL_LONGEST), ROWS_DIFFER * differ)))
     if assumes and not is_unlike:
         return BatchScan(outcome=scan.outcome, largest=replace(other.largest, assumes=assumes))
     return BatchScan(outcome=scan.outcome, largest=replace(scan.largest, reason=_unknown(scan, other)))
@@ -102,7 +100,7 @@ def scan_batches(request: TraceRequest, sizes: Sequence[int]) -> BatchScan:
 
 def _unknown(scan: BatchScan, longest: BatchScan) -> str:
     """Why there is no largest batch, with and without batches of the longest samples, and what to write."""
-    why = _line(longest.outcome, UNKNOWN)
+    why = _line(longest.outcome, NOT_ALL_LONGEST)
     return "; ".join(
         filter(None, (scan.largest.reason, why, "write a size in place of {batch} to see whether it fits"))
     )

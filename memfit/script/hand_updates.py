@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from memfit.script.source_lines import NOWHERE, Line
+from memfit.script.outcome import NOWHERE, Line
 from memfit.torch_compat.attributes import schema_of
 
 _IN_PLACE = ("add", "sub", "mul", "div", "lerp", "addcdiv", "addcmul", "copy")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from memfit.script.outcome import ALL_LONGEST, NOT_ALL_LONGEST
 from memfit.torch_compat.data_workers import index_sampler, replace_indices
 from memfit.wording import counted
 
@@ -30,9 +31,6 @@ MOST_SECONDS = 10.0
 _LOOKED_AT = 64
 """Batches of a sampler whose numbers of samples are compared."""
 _DEEPEST = 4
-UNKNOWN = "batches of the longest samples were not made: "
-LONGEST = "every sample was taken to be as long as the longest of the "
-"""Beginnings of what is noted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +63,14 @@ class LongestSamples:
     def replace(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Replaces the indices of an iterator's batches, as many of them as the sampler gives for each."""
         if isinstance(loader.dataset, IterableDataset):
-            self._note(f"{UNKNOWN}{type(loader.dataset).__name__} gives its samples in an order of its own")
+            self._note(f"{NOT_ALL_LONGEST}{type(loader.dataset).__name__} gives its samples in an order of its own")
             return
         if index_sampler(loader) is not loader.batch_sampler:
-            self._note(f"{UNKNOWN}the script makes batches itself of what its loader reads")
+            self._note(f"{NOT_ALL_LONGEST}the script makes batches itself of what its loader reads")
             return
         longest = self._longest(loader.dataset)
         if longest is None:
-            self._note(f"{UNKNOWN}the samples of {type(loader.dataset).__name__} cannot be read one by one")
+            self._note(f"{NOT_ALL_LONGEST}the samples of {type(loader.dataset).__name__} cannot be read one by one")
             return
         replace_indices(iterator, lambda batches: self._of_longest(batches, longest, type(loader.batch_sampler)))
 
@@ -81,11 +79,11 @@ class LongestSamples:
         ((samples, times),) = Counter(map(len, first)).most_common(1) or [(0, 0)]
         if len(first) - times > 1:  # the last of a pass may have fewer
             counts = sorted(map(len, first))
-            self._note(f"{UNKNOWN}{sampler.__name__} gives batches of {counts[0]} to {counts[-1]} samples")
+            self._note(f"{NOT_ALL_LONGEST}{sampler.__name__} gives batches of {counts[0]} to {counts[-1]} samples")
             yield from chain(first, batches)
             return
         if longest.varies:
-            self._note(f"{LONGEST}{counted(longest.read, 'sample')} that were read of its data set")
+            self._note(f"{ALL_LONGEST}{counted(longest.read, 'sample')} that were read of its data set")
         for _ in chain(first, batches):
             yield [longest.indices[place % len(longest.indices)] for place in range(samples)]
 

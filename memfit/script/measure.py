@@ -22,9 +22,11 @@ from memfit.script.outcome import (
     NO_LATER_SAVE,
     NO_SAVE,
     NO_VALIDATION,
+    NOWHERE,
     SCRIPT_ENDED,
     AssumedAnswer,
     CardVerdict,
+    Line,
     LineUse,
     MemoryGrowth,
     ScriptError,
@@ -32,7 +34,6 @@ from memfit.script.outcome import (
     ScriptOutcome,
 )
 from memfit.script.phase_spans import window_ends
-from memfit.script.source_lines import NOWHERE, Line
 from memfit.script.varying_steps import larger_steps
 from memfit.trace.columns import as_trace
 from memfit.trace.operator_scratch import with_scratch

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
-from memfit.script.outcome import MemoryGrowth
-from memfit.script.source_lines import NOWHERE, Line
+from memfit.script.outcome import NOWHERE, Line, MemoryGrowth
 
 _LEAST_STEPS = 3
 _LONG_RUN = 1_000_000

@@ -10,8 +10,7 @@ import numpy as np
 
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.script import tool_arguments
-from memfit.script.outcome import ScriptOption
-from memfit.script.source_lines import NOWHERE, Line
+from memfit.script.outcome import NOWHERE, Line, ScriptOption
 from memfit.script.variables import HeldVariable
 
 _LEAST_SHARE = 0.005

@@ -14,10 +14,27 @@ if TYPE_CHECKING:
 NO_VALIDATION, NO_SAVE = "no validation ran", "nothing was saved"
 NO_LATER_SAVE = "nothing was saved after training began"
 """Phases that a trace did not see, in ``ScriptOutcome.not_seen``."""
+NOT_ALL_LONGEST = "batches of the longest samples were not made: "
+ALL_LONGEST = "every sample was taken to be as long as the longest of the "
+"""Beginnings of what ``ScriptOutcome.not_seen`` says of the batches of a ``TraceRequest`` with ``longest_samples``."""
 SCRIPT_ENDED = "the script ended"
 """Why a trace stopped, where no loop was cut short."""
 NOT_FOLLOWED = "it started other processes, which a trace does not follow"
 """Of a script that ended before its first step: what may be why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A place in the user's code (``file`` is empty if none was on the stack), and the innermost line of a library
+    between it and torch (``library`` is empty if there is none).
+    """
+
+    file: str = ""
+    line: int = 0
+    library: str = ""
+
+
+NOWHERE = Line()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,10 @@ from typing import IO, Any
 
 import numpy as np
 
+from memfit.events import Trace
+from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
+from memfit.script import outcome
+
 _LENGTH = 8
 """Bytes in front of an answer: how long it is."""
 _LONGEST = 1 << 32
@@ -22,14 +26,9 @@ _LONGEST = 1 << 32
 
 @cache
 def _kinds() -> dict[str, type[Any]]:
-    """The dataclasses that an answer may hold, by name. Imported here: they need torch, and writing does not."""
-    from memfit.events import Trace
-    from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
-    from memfit.script import outcome
-    from memfit.script.source_lines import Line
-
+    """The dataclasses that an answer may hold, by name."""
     of_outcome = [value for value in vars(outcome).values() if isinstance(value, type) and is_dataclass(value)]
-    return {k.__name__: k for k in (Trace, Footprint, PeakLocation, PhaseFootprint, Request, Line, *of_outcome)}
+    return {k.__name__: k for k in (Trace, Footprint, PeakLocation, PhaseFootprint, Request, *of_outcome)}
 
 
 class AnswerError(ValueError):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memfit.events import FAILED, FREE
-from memfit.script.source_lines import NOWHERE, Line
+from memfit.script.outcome import NOWHERE, Line
 
 PhaseSpan = tuple[str, int, int]
 """(name, first event, past the last)."""

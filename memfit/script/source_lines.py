@@ -6,7 +6,6 @@ import bisect
 import sys
 import sysconfig
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,24 +14,11 @@ import torch
 
 import memfit
 from memfit.script.distributed_files import DistributedFiles
+from memfit.script.outcome import Line
 from memfit.torch_compat import sequence_number
 from memfit.torch_compat.attributes import sequence_number_of
 
 _INTERNAL, _LIBRARY, _OWN = range(3)
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A place in the user's code (``file`` is empty if none was on the stack), and the innermost line of a library
-    between it and torch (``library`` is empty if there is none).
-    """
-
-    file: str = ""
-    line: int = 0
-    library: str = ""
-
-
-NOWHERE = Line()
 
 
 class SourceLines:

@@ -25,9 +25,8 @@ from memfit.nested_tensors import tensors_in
 from memfit.script.hand_updates import HandUpdates
 from memfit.script.memory_handlers import memory_handler
 from memfit.script.net_names import NetNames
-from memfit.script.outcome import KeptVariable
+from memfit.script.outcome import KeptVariable, Line
 from memfit.script.phase_spans import Cut, KnownOptimizer, PhaseSpan, RefusedRequest, after_frees, phase_spans
-from memfit.script.source_lines import Line
 from memfit.script.tracer import ScriptTracer
 from memfit.script.variables import HeldVariable, held_at_backward, kept_between_steps
 from memfit.torch_compat import current_autograd_node

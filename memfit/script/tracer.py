@@ -16,8 +16,9 @@ from memfit.device.virtual.hybrid_mode import HybridMode, is_real_call
 from memfit.device.virtual.packed_sequences import packed
 from memfit.device.virtual.virtual_device import Virtual
 from memfit.script.function_calls import FunctionCalls
+from memfit.script.outcome import NOWHERE, Line
 from memfit.script.random_draws import RandomDraws
-from memfit.script.source_lines import NOWHERE, Line, SourceLines
+from memfit.script.source_lines import SourceLines
 from memfit.script.weight_averages import WeightAverages
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, current_autograd_node, disable_current_modes
 from memfit.torch_compat.attributes import local_tensor, storage_id_of, stored_parts

@@ -5,7 +5,7 @@ them, and needs more.
 from __future__ import annotations
 
 from memfit.events import ALLOCATE, FREE
-from memfit.script.source_lines import Line
+from memfit.script.outcome import Line
 from memfit.script.tracer import ScriptTracer
 
 _NUMBER = 8

@@ -15,12 +15,12 @@ from memfit.errors import InputError
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import SPARSE_PARTS, sparse_parts
 from memfit.trace.constant_values import know, value_of
+from memfit.wording import COALESCE
 
 _aten = torch.ops.aten
 _SORTED = 2 * 8
 """Bytes for each entry that thrust's merge sort takes beside its keys and values."""
 
-COALESCE = "coalesce"
 """The name of what is assumed where it is not known how many entries differ."""
 
 COUNTS_KNOWN = True

@@ -4,6 +4,8 @@ python -m pytest tests/cli/test_script_questions.py
 """
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -24,6 +26,16 @@ for _ in range(8):
     optimizer.zero_grad()
 """
 KEYS = ("allocated_bytes", "reserved_bytes", "process_bytes", "process_bytes_low", "process_bytes_high", "categories")
+
+
+ASK = """
+import sys
+from memfit.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("imported torch" if "torch" in sys.modules else "without torch", file=sys.stderr)
+"""
 
 
 @pytest.fixture
@@ -210,3 +222,17 @@ def test_a_verb_that_takes_no_script_says_which_do(capfd, script, verb):
 def test_lint_takes_files_behind_two_dashes(capfd, script):
     code, _ = asked(capfd, "lint", "--", script[-1])
     assert code == 0
+
+
+@pytest.mark.parametrize("verb", ["predict", "trace", "max", "cards"])
+@pytest.mark.parametrize("name", ["train.py", "other.py"])
+def test_who_asks_of_a_script_waits_for_no_import_of_torch(script, verb, name):
+    command = [
+        *script[:2],
+        script[2].replace("train.py", name),
+        *(["--batch-size", "{batch}"] if verb == "max" else []),
+    ]
+    run = [sys.executable, "-c", ASK, verb, "--device", "t4", *command]
+    done = subprocess.run(run, capture_output=True, text=True)
+    assert done.returncode == (0 if name == "train.py" else 2), done.stderr
+    assert done.stderr.endswith("without torch\n")

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from memfit.script import batch_scan
 from memfit.script.batch_scan import ROWS_DIFFER, SIZES, _next_size, scan_batches
-from memfit.script.longest_samples import LONGEST, UNKNOWN, LongestSamples
-from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
+from memfit.script.longest_samples import LongestSamples
+from memfit.script.outcome import ALL_LONGEST, NOT_ALL_LONGEST, ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.run_script import run_script
 from memfit.show.script_table import largest_batch
 from tests.script.script_trace import _process_kept
@@ -76,7 +76,7 @@ def test_the_largest_batch_is_that_of_the_longest_samples(tmp_path: Path, monkey
     request, traced, scan = scanned(tmp_path, monkeypatch, kind)
     largest = scan.largest
     assert largest.verified, largest.reason
-    assert largest.assumes == f"{LONGEST}{len(LENGTHS)} samples that were read of its data set"
+    assert largest.assumes == f"{ALL_LONGEST}{len(LENGTHS)} samples that were read of its data set"
     assert largest.assumes in largest_batch(scan)
     assert largest.batch is not None
     for size in (largest.batch, largest.batch + 1):
@@ -126,7 +126,7 @@ def test_each_part_of_a_sample_has_its_longest_in_a_batch() -> None:
     notes: list[str] = []
     made = batches(pairs, notes, batch_size=2)
     assert [sorted((len(source), len(target)) for source, target in batch) for batch in made] == [[(5, 8), (9, 2)]] * 2
-    assert notes == [f"{LONGEST}4 samples that were read of its data set"]
+    assert notes == [f"{ALL_LONGEST}4 samples that were read of its data set"]
 
 
 def test_samples_of_one_size_are_not_said_to_be_the_longest() -> None:
@@ -146,7 +146,7 @@ def test_batches_that_a_sampler_fills_by_another_rule_stay(options, why: str) ->
     notes: list[str] = []
     batches([[0] * length for length in (3, 4, 5, 6)], notes, **options)
     assert len(notes) == 1
-    assert notes[0].startswith(UNKNOWN)
+    assert notes[0].startswith(NOT_ALL_LONGEST)
     assert why in notes[0]
 
 

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.script.outcome import FileChange, ScriptError, ScriptOutcome
+from memfit.script.outcome import FileChange, Line, ScriptError, ScriptOutcome
 from memfit.script.outcome_codec import AnswerError, read_answer, write_answer
-from memfit.script.source_lines import Line
 
 
 def through(value):
