@@ -162,6 +162,7 @@ def command(
             asked_shape = micro_batch_shape(asked.facts, shape, count or asked.micro_batch)
             modes = {"none": {}, "all": asked.facts.every, None: asked.facts.own}
             how |= {"plan": plan, "checkpointing": modes[checkpoint] if plan is None else dict(plan.checkpointing)}
+            asked.prepare(asked_shape, targets, **how)
             predictions = [asked.predict(asked_shape, target, **how) for target in targets]
             sequence = None
             if epoch is not None or shapes is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -188,6 +188,9 @@ class AskedJob:
         prediction = answer(self.question(shape, device, **choices), self.name, device)
         return replace(prediction, seconds=time.perf_counter() - begin)
 
+    def prepare(self, shape: Shape, devices: Sequence[Device], **choices: Any) -> None:
+        """Does beforehand what answers the same question for several devices sooner; arguments as of ``question``."""
+
     def question(
         self, shape: Shape, device: Device, *, changes: Mapping[str, Any] | None = None, derive: bool = True,
         **choices: Any,
@@ -199,11 +202,12 @@ class AskedJob:
             derive: whether a size may follow from others.
             choices: as of ``memfit.planner.predict.trace_question``.
         """
-        named = {name: value for name, value in choices.items() if (name, value) not in DEFAULTS.items()}
-        mesh = named.get("mesh")
+        mesh = choices.get("mesh")
+        rates = {}
         if mesh is not None and mesh.pp > 1:  # each size, and each card, has a cut of its own
-            derive, named["rates"] = False, [device.key, device.fp32_flops, device.bf16_flops, device.bandwidth]
-        identity = _digest([dict(changes or {}), shape.length, named])
+            derive = False
+            rates = {"rates": [device.key, device.fp32_flops, device.bf16_flops, device.bandwidth]}
+        identity = self._identity(shape, changes or {}, choices | rates)
         question = self._kept(identity, shape, device, derive)
         if question is None and self._is_traced_elsewhere(shape, device, changes or {}, derive, choices):
             self.look_again()
@@ -211,6 +215,17 @@ class AskedJob:
         if question is None:
             question = self._trace(identity, shape, device, changes or {}, choices)
         return question
+
+    def _identity(self, shape: Shape, changes: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
+        """What names a question but for its size and its card."""
+        named = {name: value for name, value in choices.items() if (name, value) not in DEFAULTS.items()}
+        return _digest([dict(changes), shape.length, named])
+
+    def _note(self, identity: str, shape: Shape, question: TracedQuestion) -> None:
+        self.traced += 1
+        self._known.setdefault(identity, {}).setdefault(shape.items, []).append(question)
+        if self._shelf is not None:
+            self._shelf.add(f"{identity}.{shape.items}", question)
 
     def _kept(self, identity: str, shape: Shape, device: Device, derive: bool) -> TracedQuestion | None:
         question = self._exact(identity, shape.items, device)
@@ -233,10 +248,7 @@ class AskedJob:
         self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]
     ) -> TracedQuestion:
         question = self._traced(identity, shape, device, changes, choices)
-        self.traced += 1
-        self._known.setdefault(identity, {}).setdefault(shape.items, []).append(question)
-        if self._shelf is not None:
-            self._shelf.add(f"{identity}.{shape.items}", question)
+        self._note(identity, shape, question)
         return question
 
     def _traced(

@@ -69,6 +69,7 @@ def compare_cards(
     policy = Policy(name="the job's own", checkpointing=facts.own, changes={})
     batch = global_batch or shape.units
     traced = min(2, math.ceil(batch / shape.units))  # from two on, gradients lie beside the second's activations
+    asked.prepare(shape, devices, checkpointing=facts.own, micro_batches=traced)
     for device in devices:
         prediction = asked.predict(shape, device, checkpointing=facts.own, micro_batches=traced)
         largest = largest_size_of(policy, device, asked, by_items(facts.longest)) if find_largest else None

@@ -20,6 +20,7 @@ from memfit.script.batch_scan import PLACEHOLDER, at_size
 from memfit.script.command import parse_command
 from memfit.script.launch import free_host_bytes, trace_script
 from memfit.script.outcome import NO_LATER_SAVE, NO_SAVE, NO_VALIDATION, ScriptOutcome, TraceRequest
+from memfit.script.side_by_side import trace_scripts
 
 _PHASES = (NO_VALIDATION, NO_SAVE, NO_LATER_SAVE)
 AS_WRITTEN = "as written"
@@ -72,6 +73,19 @@ class AskedScript(AskedJob):
             every_card=False, host_bytes=free_host_bytes(),
         )  # fmt: skip
 
+    def prepare(self, shape: Shape, devices: Sequence[Device], **choices: Any) -> None:
+        """Traces side by side what cards answer differently: the first card's trace shows what is asked of a card."""
+        if len(devices) < 2:
+            return
+        first, identity = self.question(shape, devices[0], **choices), self._identity(shape, {}, choices)
+        others: dict[str, Device] = {}
+        for device in devices:
+            if self._exact(identity, shape.items, device) is None:
+                others.setdefault(repr(device_facts(device, first.facts.keys() - {"cpu"})), device)
+        outcomes = trace_scripts([at_size(self.request(device), shape.items) for device in others.values()])
+        for device, outcome in zip(others.values(), outcomes, strict=True):
+            self._note(identity, shape, self._question(outcome, shape, device))
+
     def _traced(
         self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]
     ) -> TracedQuestion:
@@ -87,7 +101,9 @@ class AskedScript(AskedJob):
         ):  # a mesh has its engine and ranks
             option = "--accumulate" if other == "micro_batches" else f"--{other}"
             raise InputError(f"{option} with {self.name}", "a script is asked as it is written", f"leave {option} out")
-        outcome = trace_script(at_size(self.request(device), shape.items))
+        return self._question(trace_script(at_size(self.request(device), shape.items)), shape, device)
+
+    def _question(self, outcome: ScriptOutcome, shape: Shape, device: Device) -> TracedQuestion:
         trace = self._checked(outcome, device).trace
         assert trace is not None
         trace = replace(trace, assumed=(*map(_left_out, outcome.not_seen), *trace.assumed))

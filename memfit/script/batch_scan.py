@@ -19,6 +19,7 @@ from memfit.events import Trace
 from memfit.script.launch import trace_script
 from memfit.script.outcome import ALL_LONGEST, NOT_ALL_LONGEST, ScriptOutcome, TraceRequest
 from memfit.script.request_device import requested_device
+from memfit.script.side_by_side import at_once, trace_scripts
 from memfit.sizes import format_size
 from memfit.wording import COALESCE, counted
 
@@ -114,7 +115,8 @@ def _scanned(request: TraceRequest, device: Device, sizes: Sequence[int]) -> tup
     """(the largest batch, whether there is none since the bytes do not follow from the size)."""
     name = device.key if request.memory_bytes is None else format_size(request.memory_bytes)
     free = replace(request, enforced=False)
-    outcomes = [trace_script(replace(at_size(free, size), every_card=not number)) for number, size in enumerate(sizes)]
+    requests = [replace(at_size(free, size), every_card=not number) for number, size in enumerate(sizes)]
+    outcomes = trace_scripts(requests)
     failed = next((outcome for outcome in outcomes if outcome.trace is None), None)
     base = outcomes[0]
 
@@ -161,8 +163,11 @@ def _verified(request: TraceRequest, best: int, grown: _Family, answer: Callable
     """Traces the script at the answer and at the next size, and corrects the answer where a trace says otherwise."""
     free = replace(request, enforced=False, every_card=False)
     fitting, too_large, nbytes, size = 0, 0, None, best
+    # where the first fits, the next size is asked for
+    first = (best, best + 1) if at_once() > 1 and best < MOST else (best,)
+    outcomes = dict(zip(first, trace_scripts([at_size(free, each) for each in first]), strict=True))
     for _ in range(MOST_CHECKS):
-        fits, process_bytes, why = _traced(at_size(free, size))
+        fits, process_bytes, why = _fits(outcomes.get(size) or trace_script(at_size(free, size)))
         if fits is None and not fitting:
             return answer(best, nbytes=grown.process_bytes(best), reason=why)
         if fits is None:
@@ -197,9 +202,8 @@ def _next_size(computed: int, fitting: int, too_large: int, share: float) -> int
     return (fitting + too_large) // 2 if fitting else min(too_large - 1, int(too_large * share))
 
 
-def _traced(request: TraceRequest) -> tuple[bool | None, int | None, str]:
-    """(whether a size fits, bytes of its process, why that is not known)."""
-    outcome = trace_script(request)
+def _fits(outcome: ScriptOutcome) -> tuple[bool | None, int | None, str]:
+    """(whether the traced size fits, bytes of its process, why that is not known)."""
     if outcome.footprint is None or outcome.windows < 2:
         return None, None, f"{counted(outcome.windows, 'complete step')} ran at that size: {outcome.ended}"
     return outcome.footprint.fits, max(phase.process_bytes for phase in outcome.footprint.phases.values()), ""

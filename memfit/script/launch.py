@@ -32,6 +32,8 @@ _GRACE_SECONDS = 120.0
 """Time after the limit to compute the answer."""
 
 
+_running: set[subprocess.Popen[bytes]] = set()
+"""The traced processes that this one waits for."""
 _WINDOWS = 2
 """Complete windows that a verdict takes."""
 
@@ -114,6 +116,7 @@ def _trace_once(request: TraceRequest, output: IO[str] | None) -> ScriptOutcome:
             command, pass_fds=files, stdout=output or error_descriptor(), stdin=subprocess.DEVNULL,
             env=script_environment(), start_new_session=True,
         )  # fmt: skip  # Ctrl-C comes to this process alone, which ends that one
+        _running.add(process)
         try:
             code = process.wait(timeout=request.limit_seconds + _GRACE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -126,6 +129,8 @@ def _trace_once(request: TraceRequest, output: IO[str] | None) -> ScriptOutcome:
         except BaseException:
             process.kill()
             raise
+        finally:
+            _running.discard(process)
         answered.seek(0)
         if code == NO_SANDBOX:
             raise InputError(
@@ -134,6 +139,12 @@ def _trace_once(request: TraceRequest, output: IO[str] | None) -> ScriptOutcome:
                 "write --unsafe-writes to run it all the same",
             )
         return _read(answered, code)
+
+
+def end_traces() -> None:
+    """Ends every traced process that a thread of this process waits for."""
+    for process in list(_running):
+        process.kill()
 
 
 def _read(answered: IO[bytes], code: int) -> ScriptOutcome:

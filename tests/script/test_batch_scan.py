@@ -62,10 +62,9 @@ def test_other_events_at_another_size_are_named() -> None:
     assert "a batch of 5 than with 2" in different_events(traces, SIZES)
 
 
-def test_a_largest_batch_that_could_not_be_traced_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_largest_batch_that_could_not_be_traced_says_why() -> None:
     ended = SimpleNamespace(footprint=None, windows=0, ended="the script ended")
-    monkeypatch.setattr(batch_scan, "trace_script", lambda request: ended)
-    fits, nbytes, why = batch_scan._traced(cast(TraceRequest, None))
+    fits, nbytes, why = batch_scan._fits(cast(ScriptOutcome, ended))
     assert fits is nbytes is None
     largest = LargestBatch(batch=1824, card="rtx4090", verified=False, sizes=(2, 3, 5), reason=why)
     said = largest_batch(BatchScan(outcome=cast(ScriptOutcome, None), largest=largest))
@@ -74,11 +73,17 @@ def test_a_largest_batch_that_could_not_be_traced_says_why(monkeypatch: pytest.M
     )  # fmt: skip
 
 
-def checked(monkeypatch: pytest.MonkeyPatch, fits, best: int) -> LargestBatch:
+def checked(monkeypatch: pytest.MonkeyPatch, fits, best: int, cores: int = 2) -> LargestBatch:
     """The largest batch after the computed one was traced, where sizes fit as ``fits`` says."""
-    sizes: list[int] = []
+
+    def traced(size: int) -> SimpleNamespace:
+        phase = SimpleNamespace(process_bytes=100 * size)
+        return SimpleNamespace(windows=2, footprint=SimpleNamespace(fits=fits(size), phases={"train": phase}))
+
     monkeypatch.setattr(batch_scan, "at_size", lambda request, size: size)
-    monkeypatch.setattr(batch_scan, "_traced", lambda size: (sizes.append(size) or fits(size), 100 * size, ""))
+    monkeypatch.setattr(batch_scan, "at_once", lambda: cores)
+    monkeypatch.setattr(batch_scan, "trace_script", traced)
+    monkeypatch.setattr(batch_scan, "trace_scripts", lambda requests: [traced(size) for size in requests])
     grown = cast(batch_scan._Family, SimpleNamespace(share=lambda nbytes: 1000 / nbytes, process_bytes=lambda size: 0))
 
     def answer(batch, **named) -> BatchScan:
@@ -94,8 +99,9 @@ def checked(monkeypatch: pytest.MonkeyPatch, fits, best: int) -> LargestBatch:
 
 
 @pytest.mark.parametrize("best", [9, 10, 11, 13, 40])
-def test_a_computed_size_is_corrected_by_traces(monkeypatch: pytest.MonkeyPatch, best: int) -> None:
-    largest = checked(monkeypatch, lambda size: size <= 10, best)
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_computed_size_is_corrected_by_traces(monkeypatch: pytest.MonkeyPatch, best: int, cores: int) -> None:
+    largest = checked(monkeypatch, lambda size: size <= 10, best, cores)
     assert (largest.batch, largest.verified) == (10, True)
 
 

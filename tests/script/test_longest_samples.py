@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from memfit.script import batch_scan
+from memfit.script import batch_scan, side_by_side
 from memfit.script.batch_scan import ROWS_DIFFER, SIZES, _next_size, scan_batches
 from memfit.script.longest_samples import LongestSamples
 from memfit.script.outcome import ALL_LONGEST, NOT_ALL_LONGEST, ScriptCommand, ScriptOutcome, TraceRequest
@@ -63,7 +63,10 @@ def scanned(folder: Path, monkeypatch, kind: str, text: str = SCRIPT, memory_byt
             run_script(request, outcomes.append)
         return outcomes[0]
 
-    monkeypatch.setattr(batch_scan, "trace_script", traced)
+    for module in (batch_scan, side_by_side):
+        monkeypatch.setattr(module, "trace_script", traced)
+    monkeypatch.setattr(batch_scan, "at_once", lambda: 1)
+    monkeypatch.setattr(side_by_side, "at_once", lambda: 1)
     command = ScriptCommand(target=str(script), args=("{batch}", kind))
     request = TraceRequest(
         command=command, device="rtx4090", memory_bytes=memory_bytes, unsafe_writes=True, every_card=False
