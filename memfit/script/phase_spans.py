@@ -159,15 +159,19 @@ def _final_names(cuts: Sequence[Cut], windows: int) -> list[str]:
     """The final phase of each cut: a forward without gradients in every window is training.
 
     One in an open window is a part of it, unless the net is in evaluation mode there and that does not happen in every
-    window: a validation may come before the last gradients of an epoch were used.
+    window: a validation may come before the last gradients of an epoch were used. Of a copy in evaluation mode that is
+    so where it runs after epochs alone: a teacher runs within them.
     """
     forwards = [cut for cut in cuts if cut.phase == "validate"]
     steady = _lines_in_each_window([cut for cut in forwards if not cut.in_evaluation or cut.of_copy], windows)
     evaluated = _lines_in_each_window([cut for cut in forwards if cut.is_open_evaluation], windows)
+    inside_epochs = {cut.line for cut in forwards if not cut.after_epoch}
     names = []
     for cut in cuts:
         if cut.is_open_evaluation:
             part_of_window = cut.line in evaluated
+        elif cut.within_window and cut.in_evaluation and cut.line not in inside_epochs:
+            part_of_window = False
         else:
             of_line = (not cut.in_evaluation or cut.of_copy) and cut.line in steady
             part_of_window = cut.within_window or of_line

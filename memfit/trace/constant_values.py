@@ -29,7 +29,9 @@ from memfit.torch_compat.attributes import schema_of, storage_id_of
 from memfit.trace.filled_tensors import MOST_ELEMENTS, content_before, note_fill
 from memfit.trace.finite_checks import ANY, TRUTH, truth
 from memfit.trace.forgotten_content import KNOWN, forget
+from memfit.trace.host_numbers import MOST_FROM_HOST, is_few_from_host, may_be_view_of_host
 from memfit.trace.kept_integers import KEEPS_INTEGERS
+from memfit.trace.one_operand import DECIDED_BY, decided
 from memfit.trace.operator_parts import UNKNOWN_EFFECT, part_of
 
 MOST_NUMBERS = 256
@@ -49,13 +51,6 @@ _MAKERS = frozenset(
 )  # fmt: skip
 _EMPTY = frozenset({_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default})
 """What they make of a known tensor is 0 until it is written to."""
-_ABSORBING = {
-    _aten.bitwise_or.Tensor: True, _aten.logical_or.default: True, _aten.bitwise_or.Scalar: True,
-    _aten.bitwise_and.Tensor: False, _aten.logical_and.default: False, _aten.bitwise_and.Scalar: False,
-    _aten.bitwise_or_.Tensor: True, _aten.logical_or_.default: True, _aten.bitwise_and_.Tensor: False,
-    _aten.logical_and_.default: False, _aten.mul.Tensor: False, _aten.mul_.Tensor: False,
-}  # fmt: skip
-"""Operators that one operand of this value decides, whatever the other is."""
 
 
 class _Memory:
@@ -90,7 +85,7 @@ def value_of(tensor: Any) -> Tensor | None:
     if isinstance(tensor, FakeTensor):
         content = tensor.__dict__.get(KNOWN)
         return content.value if content is not None and content.memory.is_known else None
-    return tensor if isinstance(tensor, Tensor) and small(tensor) else None
+    return tensor if isinstance(tensor, Tensor) and (small(tensor) or tensor.numel() <= MOST_FROM_HOST) else None
 
 
 def know(tensor: Tensor, value: Tensor) -> None:
@@ -103,6 +98,8 @@ def may_follow(func: Any, out: Any) -> bool:
     """Whether ``follow`` may have something to do for a call of this operator with tensors of these sizes and types."""
     part = part_of(func)
     if part.fills or part.puts or part.checks or part.receives or part.written or func in KEEPS_INTEGERS:
+        return True
+    if may_be_view_of_host(func, out):
         return True
     outs = out if isinstance(out, list | tuple) else (out,)
     return all(isinstance(made, Tensor) and (not made.is_floating_point() or small(made)) for made in outs)
@@ -135,12 +132,12 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
         changed = list(tensors_in(args[0]))
     if not changed:
         for made in outs:
-            if not small(made) and not _holds_integers(func, args, made):
+            if not small(made) and not _holds_known_numbers(func, args, made):
                 return
     if part.makes_weights and out.is_floating_point() and out.numel() > 1:
         return
     values = real_arguments(func, args, kwargs)
-    absorbed = _absorbed(func, args, out) if values is None and func in _ABSORBING else None
+    absorbed = decided(func, map(_operand, args[:2]), out) if values is None and func in DECIDED_BY else None
     result = _NOT_COMPUTED if values is None or part.is_unknown else _computed(func, values, outs)
     if result is _NOT_COMPUTED:
         for tensor in changed:
@@ -161,8 +158,15 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any) -> None:
             produced._memfit_value = _Content(known, memories.get(storage_id_of(known)))  # type: ignore[attr-defined]
 
 
-def _holds_integers(func: Any, args: Any, made: Any) -> bool:
-    """Whether many floating point numbers are known integers, such as a mask's, which no net's weights are."""
+def _operand(argument: Any) -> Tensor | None:
+    return value_of(argument) if isinstance(argument, Tensor) else torch.tensor(argument)
+
+
+def _holds_known_numbers(func: Any, args: Any, made: Any) -> bool:
+    """Whether many floating point numbers are known: integers, such as a mask's, or what the host had. No net's weights
+    are."""
+    if is_few_from_host(func, args, made):
+        return value_of(args[0]) is not None
     if func not in KEEPS_INTEGERS or not isinstance(made, Tensor) or made.numel() > MOST_ELEMENTS:
         return False
     known = value_of(args[0])
@@ -205,22 +209,6 @@ def _memories(args: Any) -> dict[int, _Memory]:
     flat = [part for argument in args for part in (argument if isinstance(argument, list | tuple) else (argument,))]
     contents = [tensor.__dict__.get(KNOWN) for tensor in flat if isinstance(tensor, FakeTensor)]
     return {storage_id_of(content.value): content.memory for content in contents if content is not None}
-
-
-def _absorbed(func: Any, args: Any, out: Any) -> Tensor | None:
-    """The result that one operand alone decides: what is or true, is true, and what is and false, false. None where it
-    does not."""
-    absorbing = _ABSORBING[func]
-    if out.is_floating_point() or out.is_complex():
-        return None  # zero times infinity is no zero
-    for operand in args[:2]:
-        known = value_of(operand) if isinstance(operand, Tensor) else torch.tensor(operand)
-        if known is None or known.numel() == 0 or (absorbing and known.dtype is not torch.bool):
-            continue
-        with disable_current_modes():
-            if bool((known == absorbing).all()):
-                return torch.full(out.shape, absorbing, dtype=out.dtype)
-    return None
 
 
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})

@@ -52,11 +52,14 @@ def test_what_is_saved_before_training_alone_is_no_saving(tmp_path: Path) -> Non
 
 
 ACCUMULATED = """
+import copy
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).cuda()
+copied = copy.deepcopy(net).eval().requires_grad_(False)
 optimizer = torch.optim.AdamW(net.parameters())
 data = TensorDataset(torch.randn(40, 64))
 step = 0
@@ -66,7 +69,7 @@ for epoch in range(3):
         if {every_window}:
             net.eval()
             with torch.no_grad():
-                net(x.cuda())
+                {called}(x.cuda())
             net.train()
         net(x.cuda()).square().mean().backward()
         step += 1
@@ -76,18 +79,20 @@ for epoch in range(3):
     net.eval()
     with torch.no_grad():
         for x, in DataLoader(data, batch_size=16):
-            net(x.cuda())
+            {called}(x.cuda())
 """
 
 
-def test_a_validation_while_gradients_are_left_over_is_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("called", ["net", "copied"])
+def test_a_validation_while_gradients_are_left_over_is_one(tmp_path: Path, called: str) -> None:
     """The batches of an epoch are no multiple of what is accumulated."""
-    outcome = trace_here(tmp_path, ACCUMULATED.format(every_window="False"), batches=5)
+    outcome = trace_here(tmp_path, ACCUMULATED.format(every_window="False", called=called), batches=5)
     assert "validate" in outcome.peak_bytes
 
 
-def test_an_evaluation_within_every_window_belongs_to_it(tmp_path: Path) -> None:
-    text = ACCUMULATED.format(every_window="step % 4 == 1").partition("    net.eval()\n    with")[0]
+@pytest.mark.parametrize(("called", "every_window"), [("net", "step % 4 == 1"), ("copied", "True")])
+def test_an_evaluation_within_every_window_belongs_to_it(tmp_path: Path, called: str, every_window: str) -> None:
+    text = ACCUMULATED.format(every_window=every_window, called=called).partition("    net.eval()\n    with")[0]
     outcome = trace_here(tmp_path, text, batches=5)
     assert outcome.windows >= 3
     assert "validate" not in outcome.peak_bytes

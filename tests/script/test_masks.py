@@ -128,3 +128,22 @@ def test_a_mask_of_images_is_known_after_it_is_resized_as_numbers(device: str, t
         device=device,
     )
     assert outcome.error is None, outcome.error.text
+
+
+@pytest.mark.parametrize("rows", [40, 60, 900])
+def test_rows_of_a_table_from_the_host_are_selected_by_one_of_its_columns(rows: int, tmp_path: Path) -> None:
+    """As a detector's boxes are by the number of their image, which is a floating point number as the boxes are."""
+    outcome = trace_here(
+        tmp_path,
+        NET + f"table = torch.rand({rows}, 6)\n"
+        f"table[:, 0] = torch.arange({rows}) // 20\n"
+        "for step in range(3):\n"
+        "    boxes = table.to('cuda', non_blocking=True)\n"
+        f"    padded = torch.zeros({rows} // 20, 20, 5).cuda()\n"
+        f"    for i in range({rows} // 20):\n"
+        "        chosen = boxes[:, 0] == i\n"
+        "        assert int(chosen.sum()) == 20 and boxes[chosen, 1:].shape == (20, 5)\n"
+        "        padded[i, : int(chosen.sum())] = boxes[chosen, 1:]\n"
+        f"    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}",
+    )
+    assert outcome.error is None, outcome.error.text
