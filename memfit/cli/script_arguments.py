@@ -28,11 +28,13 @@ def joined_scripts(arguments: list[str]) -> list[str]:
     ``compare`` takes several, each behind a ``--`` of its own.
 
     Raises:
-        InputError: the verb takes no script.
+        InputError: the verb takes no script, or the command is not behind ``--``.
     """
     verb, end = arguments[0], arguments.index("--") if "--" in arguments else len(arguments)
     words = arguments[end + 1 :]
-    if verb == _TAKES_WORDS or not _is_command(words):
+    if verb in VERBS:
+        _check_mark(verb, arguments[:end])
+    if verb == _TAKES_WORDS or not (_is_command(words) or (verb in VERBS and _may_be_command(verb, words))):
         return arguments
     if verb == _TAKES_LINE:
         return [*arguments[:end], "--", shlex.join(words)]
@@ -77,6 +79,23 @@ def _no_script(verb: str, words: Sequence[str]) -> InputError:
     )
     takers = ", ".join(sorted((*VERBS, _TAKES_LINE, _TAKES_WORDS)))
     return InputError(f"memfit {verb} -- {shlex.join(words)}", f"a script's command goes with {takers}", write)
+
+
+def _check_mark(verb: str, before: Sequence[str]) -> None:
+    """Refuses a command that is not behind ``--``, such as ``memfit predict python train.py``.
+
+    Args:
+        before: the arguments before ``--``.
+    """
+    for at, word in enumerate(before):
+        if word in _STARTS and any(later.endswith(".py") or later == "-m" for later in before[at + 1 :]):
+            write = f"write memfit {shlex.join(before[:at])} -- {shlex.join(before[at:])}"
+            raise InputError(f"memfit {shlex.join(before)}", "a script's command goes behind --", write)
+
+
+def _may_be_command(verb: str, words: Sequence[str]) -> bool:
+    """Whether what is behind ``--`` is meant as a command, though it names no script: these verbs take one job."""
+    return bool(words) and (words[0] in _STARTS or (verb != "compare" and len(words) > 1))
 
 
 def _is_command(words: Sequence[str]) -> bool:

@@ -120,8 +120,9 @@ class AskedScript(AskedJob):
             hint = outcome.error.hint.replace("write --", "write memfit trace --")  # which alone has these options
             raise InputError(self.name, outcome.error.summary, hint or write)
         if outcome.footprint is None or outcome.windows < 2:
-            write = f"write memfit trace -- {self.name}: it says what was seen"
-            raise InputError(self.name, f"it was not traced to two complete steps ({outcome.ended})", write)
+            made = f"{outcome.windows or 'no'} optimizer step{'s' * (outcome.windows != 1)}"
+            write = "write a command that trains for two steps; memfit trace -- with it says what was seen"
+            raise InputError(self.name, f"it made {made}, and a prediction needs two ({outcome.ended})", write)
         return outcome
 
     def _no_job(self) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -148,17 +149,45 @@ def end_traces() -> None:
 
 
 def _read(answered: IO[bytes], code: int) -> ScriptOutcome:
+    """The outcome that the traced process wrote.
+
+    Args:
+        code: how the process ended, unless the sandbox around the script says it.
+    """
     try:
-        outcome, (_, files) = read_answer(answered), read_answer(answered)
-        if not isinstance(outcome, ScriptOutcome) or not all(isinstance(change, FileChange) for change in files):
+        outcome = read_answer(answered)
+        if not isinstance(outcome, ScriptOutcome):
+            code = outcome[0]
             raise AnswerError("not the answer of a script")
-    except (AnswerError, TypeError, ValueError) as error:
-        raise InputError(
-            f"the traced process ended with code {code} and no answer",
-            "it was killed, perhaps because the host ran out of memory, or a library ended it",
-            "read the script's output, or trace a smaller job",
-        ) from error
+        _, files = read_answer(answered)
+        if not all(isinstance(change, FileChange) for change in files):
+            raise AnswerError("not the files of a script")
+    except (AnswerError, LookupError, TypeError, ValueError) as error:
+        raise _unanswered(code) from error
     return replace(outcome, files=tuple(change for change in files if not _is_noise(change.path)))
+
+
+def _unanswered(code: int) -> InputError:
+    """The error of a traced process that ended without an answer; a negative code is the signal that ended it."""
+    if code >= 0:
+        return InputError(
+            f"the traced process ended with code {code} and no answer",
+            "the script or a library ended it at once, as os._exit does",
+            "read the script's output, and leave that call out",
+        )
+    killed = code == -signal.SIGKILL
+    return InputError(
+        f"the traced process was ended by {_signal_name(-code)} and gave no answer",
+        "the host may have run out of memory" if killed else "the script or compiled code of a library failed",
+        "trace a smaller job" if killed else "read the script's output, and run the script by itself",
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # such as one of real time
+        return f"signal {number}"
 
 
 def _is_noise(path: str) -> bool:

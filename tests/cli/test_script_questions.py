@@ -236,3 +236,35 @@ def test_who_asks_of_a_script_waits_for_no_import_of_torch(script, verb, name):
     done = subprocess.run(run, capture_output=True, text=True)
     assert done.returncode == (0 if name == "train.py" else 2), done.stderr
     assert done.stderr.endswith("without torch\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "python"], "there is no script to trace"),
+        (["--", "python", "-c", "pass"], "code on the command line has no file"),
+        (["--", "bash", "run.sh"], "'bash' is not a Python script"),
+        (["python", "train.py", "--lr", "1"], "write memfit predict --device t4 -- python train.py --lr 1"),
+        (["torchrun", "-m", "train"], "write memfit predict --device t4 -- torchrun -m train"),
+    ],
+)
+def test_a_command_that_runs_no_script_or_lacks_the_dashes_is_told_what_to_write(capfd, words, said):
+    code, answer = asked(capfd, "predict", "--device", "t4", *words)
+    assert (code, answer.err.count("\n")) == (2, 1)
+    assert said in answer.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
+        ("import ctypes; ctypes.string_at(0)", "was ended by SIGSEGV"),
+        ("import os; os._exit(7)", "ended with code 7"),
+        ("print('trained nothing')", "it made no optimizer steps, and a prediction"),
+    ],
+)
+def test_a_script_without_an_answer_is_told_how_it_ended(capfd, tmp_path, text, said):
+    (tmp_path / "train.py").write_text(text)
+    code, answer = asked(capfd, "predict", "--device", "t4", "--", "python", str(tmp_path / "train.py"))
+    assert code == 2
+    assert said in answer.err
