@@ -147,3 +147,18 @@ def test_rows_of_a_table_from_the_host_are_selected_by_one_of_its_columns(rows: 
         f"    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}",
     )
     assert outcome.error is None, outcome.error.text
+
+
+def test_a_mask_that_the_backward_selects_by_is_named_as_its(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path,
+        NET + "for step in range(3):\n"
+        "    out = net(torch.randn(4, 256).cuda())\n"
+        "    kept = torch.zeros(4, 256).cuda()\n"
+        "    mask = torch.rand(4, 256, device='cuda') > 0.5\n"
+        "    kept[mask] = out[mask]\n"
+        f"    loss = kept.sum(); {STEP}",
+    )
+    assert outcome.trace is not None
+    assert [line for line in outcome.trace.assumed if line.startswith("the backward: index by a mask was taken")]
+    assert not [line for line in outcome.trace.assumed if line.startswith(":")]

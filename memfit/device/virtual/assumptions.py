@@ -33,6 +33,7 @@ ASSUMED_TRUTH = "_memfit_assumed_truth"
 """Attribute of a fake tensor of one truth value: the answer where a number that is not known is taken for 0.5, and some
 of several truth values hold."""
 
+_BACKWARD = "the backward"
 DOUBT = "where that is a size, a run needs more than predicted"
 """The end of what is said of an integer that was assumed."""
 
@@ -267,12 +268,15 @@ def assumed_truth(tensor: Tensor) -> tuple[bool, bool]:
 
 
 def source_line() -> tuple[str, bool]:
-    """``file:line`` of the innermost frame outside torch and memfit, and True; failing that, of the caller in torch.
+    """``file:line`` of the innermost frame outside torch and memfit, and True; failing that, of the caller in torch, or
+    ``the backward``, whose threads on a card have no frames.
 
     What called the trace, such as a script or the standard library, is no code of a job.
     """
     frame, innermost = _asking()
-    return (f"{frame.f_code.co_filename}:{frame.f_lineno}", True) if frame is not None else (innermost, False)
+    return (
+        (f"{frame.f_code.co_filename}:{frame.f_lineno}", True) if frame is not None else (innermost or _BACKWARD, False)
+    )
 
 
 def _place() -> str:
