@@ -18,11 +18,13 @@ _ACTIVATIONS = CATEGORIES.index("activations")
 
 def larger_steps(trace: Trace, ends: Sequence[int]) -> str | None:
     """What is not seen where no other step is as large as the largest one; None where steps are of a few sizes, such as
-    a full batch and the last one of a pass.
+    a full batch and the last one of a pass. Of a few steps, their micro-batches are compared.
 
     Args:
         ends: the event after each step.
     """
+    of_steps = len(ends) >= _LEAST_STEPS
+    ends = ends if of_steps else _backward_ends(trace)
     made = np.where(trace.kind == ALLOCATE, trace.nbytes[trace.storage], 0)
     made = np.where(trace.category[trace.storage] == _ACTIVATIONS, made, 0)
     trains = np.zeros(len(made), bool)
@@ -37,7 +39,16 @@ def larger_steps(trace: Trace, ends: Sequence[int]) -> str | None:
         or sizes[0] > sizes[-1] * (1 - _DIFFERENT)
     ):
         return None
+    larger = "steps of larger batches" if of_steps else "larger micro-batches"
     return (
-        f"steps of larger batches than the {len(sizes)} that ran, which differ "
+        f"{larger} than the {len(sizes)} that ran, which differ "
         f"(their forwards make {format_size(sizes[0])} to {format_size(sizes[-1])})"
     )
+
+
+def _backward_ends(trace: Trace) -> list[int]:
+    """The event after each backward."""
+    if "backward" not in trace.parts:
+        return []
+    inside = trace.operator_part[trace.operator] == trace.parts.index("backward")
+    return (np.flatnonzero(inside[:-1] & ~inside[1:]) + 1).tolist()

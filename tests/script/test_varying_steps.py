@@ -29,3 +29,25 @@ def test_larger_batches_are_not_seen_where_no_two_steps_are_as_large(tmp_path: P
     assert outcome.error is None, outcome.error.text
     larger = [line for line in outcome.not_seen if line.startswith("steps of larger batches than the 6 that ran")]
     assert bool(larger) is differ
+
+
+ACCUMULATED = """
+import torch
+net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64)).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for step in range(4):
+    rows = {rows}
+    net(torch.ones(rows, 64).cuda()).square().sum().backward()
+    if step % 2:
+        optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "differ"), [("1000", False), ("(1000, 300)[step == 3]", False), ("1000 + step * 173 % 700", True)]
+)
+def test_the_micro_batches_of_a_few_steps_are_compared(tmp_path: Path, rows: str, differ: bool) -> None:
+    outcome = trace_here(tmp_path, ACCUMULATED.format(rows=rows))
+    assert outcome.windows == 2
+    larger = [line for line in outcome.not_seen if line.startswith("larger micro-batches than the 4 that ran")]
+    assert bool(larger) is differ
