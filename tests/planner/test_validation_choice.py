@@ -100,6 +100,7 @@ def outcomes(job, second_core, *, begun=False):
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch):
     monkeypatch.setattr(second_core, "available_cores", lambda: 2)
+    monkeypatch.setattr(second_core, "is_forkable", lambda: True)  # other tests may have left threads
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ untouched = torch.empty(70 << 18)
 reserved = memory.peak()
 memory_limit.limit(100 << 20)
 mmap.mmap(-1, 400 << 20, prot=mmap.PROT_READ).close()
-print(*(nbytes >> 20 for nbytes in (small, freed, again, reserved, memory.held(), memory.peak())))
+print(*(round(nbytes / 2**20) for nbytes in (small, freed, again, reserved, memory.held(), memory.peak())))
 """
 """300 MiB before, 50 MiB freed, 70 MiB untouched, 400 MiB of addresses that RLIMIT_DATA does not count."""
 
