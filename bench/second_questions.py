@@ -3,7 +3,8 @@
 python -m bench.second_questions [--rounds 3] [--only TEXT] [--json F]
 
 Each job is asked once with an empty cache and captured output. Once the process that traces for later questions has
-ended, every second question is asked once, and rounds follow, each with every second question in a random order.
+ended, every second question is asked once, and rounds follow, each with every second question in a random order. Then
+each second question is asked right after the first, with an empty cache, while that process has just begun.
 """
 
 from __future__ import annotations
@@ -67,11 +68,24 @@ def asked(command: str, job: str, cache: str) -> dict[str, float]:
 def traced_ahead(cache: str) -> float:
     """Seconds by the clock until the process that traces for later questions has ended."""
     begin, lock = time.perf_counter(), Path(cache) / "memfit" / "traces" / LOCK
-    while not lock.exists():
+    while not (lock.exists() and lock.read_text()):  # it names the job once it has the lock
         time.sleep(0.05)
-    with lock.open("w") as file:
+    with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
     return time.perf_counter() - begin
+
+
+def asked_at_once(command: str, job: str) -> dict[str, float]:
+    """Seconds of a second question that is asked right after the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        cache = f"{folder}/cache"
+        asked(FIRST, job, cache)
+        seconds = asked(command, job, cache)
+        lock = Path(cache) / "memfit" / "traces" / LOCK
+        if lock.exists():
+            lock.write_text("nobody asks any more")  # it leaves off
+        traced_ahead(cache)
+    return seconds
 
 
 def spread(samples: list[dict[str, float]]) -> dict[str, Any]:
@@ -100,13 +114,15 @@ def main() -> None:
             for _ in range(options.rounds):
                 for name in chance.sample(list(SECOND), len(SECOND)):
                     samples[name].append(asked(SECOND[name], job, cache))
+        at_once = {name: asked_at_once(command, job) for name, command in SECOND.items()}
         rows = {name: spread(values) for name, values in samples.items()}
-        jobs[job] = {"first": first, "once_before": before, "second": rows}
+        jobs[job] = {"first": first, "once_before": before, "at_once": at_once, "second": rows}
         for name, row in rows.items():
             clock, used = row["clock"], row["processor"]
             print(
                 f"{job:32} {name:20} {clock['median']:6.2f} s ({clock['least']:.2f} to {clock['most']:.2f}), "
-                f"processor {used['median']:.2f} s; once before {before[name]['clock']:.1f} s",
+                f"processor {used['median']:.2f} s; once before {before[name]['clock']:.1f} s, "
+                f"right after the first {at_once[name]['clock']:.1f} s",
                 flush=True,
             )
     figures = {"rounds": options.rounds, "commands": {"first": FIRST, **SECOND}, "jobs": jobs}

@@ -43,7 +43,8 @@ def batch_finders() -> str:
 
 
 def second_questions() -> str:
-    """The clock's seconds of second questions by job: each one's first time, and the median of later ones."""
+    """The clock's seconds of second questions by job: right after the first question, and once the process of the
+    background has ended: each one's first time, and the median of later ones."""
     known = result("second_questions")
     jobs = known["jobs"]
     head = ["question", *(f"`{job}`" for job in jobs)]
@@ -53,8 +54,9 @@ def second_questions() -> str:
             continue
         cells = []
         for job in jobs:
-            first, later = jobs[job]["once_before"][name], jobs[job]["second"][name]
-            cells.append(f"{first['clock']:.1f} s, then {later['clock']['median']:.1f} s")
+            at_once, first = jobs[job]["at_once"][name]["clock"], jobs[job]["once_before"][name]["clock"]
+            later = jobs[job]["second"][name]["clock"]["median"]
+            cells.append(f"{at_once:.1f} s; {first:.1f} s, then {later:.1f} s")
         rows.append([name, *cells])
     first = ["the first question", *(f"{jobs[job]['first']['clock']:.1f} s" for job in jobs)]
     machine = known["machine"]
