@@ -20,7 +20,7 @@ _PYTHON_OPTIONS_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 _TORCHRUN_FLAGS = {"standalone", "no-python", "module", "m", "run-path"}
 _DEEPSPEED_FLAGS = {"no_python", "module", "no_local_rank", "force_multi", "save_pid", "bind_cores_to_rank",
                     "no_ssh", "no_ssh_check", "enable_each_rank_log"}  # fmt: skip
-_WRITE = "write memfit trace -- python train.py ARGS, or -m package, torchrun, accelerate launch or deepspeed"
+_WRITE = "write -- python train.py ARGS, or python -m package, torchrun, accelerate launch or deepspeed behind --"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def parse_command(words: Sequence[str]) -> ScriptCommand:
 
 def _of_program(words: list[str], said: Sequence[str]) -> ScriptCommand:
     if not words:
-        raise InputError(f"memfit trace -- {' '.join(said)}", "there is no script to trace", _WRITE)
+        raise InputError(" ".join(("--", *said)), "there is no script to trace", _WRITE)
     name, rest = Path(words[0]).name, words[1:]
     if _PYTHON.fullmatch(name):
         _check_interpreter(words[0])
@@ -72,7 +72,7 @@ def _of_program(words: list[str], said: Sequence[str]) -> ScriptCommand:
     )
     if program and Path(program).read_bytes()[:2] == b"#!" and b"python" in Path(program).read_bytes()[:200]:
         return ScriptCommand(target=program, args=tuple(rest))
-    raise InputError(f"memfit trace -- {' '.join(said)}", f"{words[0]!r} is not a Python script", _WRITE)
+    raise InputError(" ".join(("--", *said)), f"{words[0]!r} is not a Python script", _WRITE)
 
 
 def _of_python(words: list[str], said: Sequence[str]) -> ScriptCommand:
@@ -94,7 +94,7 @@ def _of_python(words: list[str], said: Sequence[str]) -> ScriptCommand:
         if option in _PYTHON_OPTIONS_WITH_VALUE and words:
             words.pop(0)
     if not words:
-        raise InputError(f"memfit trace -- {' '.join(said)}", "there is no script to trace", _WRITE)
+        raise InputError(" ".join(("--", *said)), "there is no script to trace", _WRITE)
     return ScriptCommand(target=words[0], args=tuple(words[1:]))
 
 
@@ -141,7 +141,7 @@ def _launched(
     parsed: _Parsed, said: Sequence[str], world: int, per_node: int, *, is_module: object
 ) -> ScriptCommand:  # fmt: skip
     if not parsed.rest:
-        raise InputError(f"memfit trace -- {' '.join(said)}", "there is no script to trace", _WRITE)
+        raise InputError(" ".join(("--", *said)), "there is no script to trace", _WRITE)
     return ScriptCommand(
         target=parsed.rest[0], is_module=bool(is_module), args=parsed.rest[1:], world=world,
         environment=torchrun_variables(world, per_node),
