@@ -150,9 +150,9 @@ class Shelf:
         _drop_oldest()
         if not _is_on() or json.dumps(self.answers, sort_keys=True) == self._before:
             return
-        self.answers = {**self._kept_answers()[0], **self.answers}  # another process may have kept more
+        kept = {} if self._fresh else self._kept_answers()[0]  # another process may have kept more
         with contextlib.suppress(OSError, ValueError, TypeError):
-            text = json.dumps({"dependencies": known, "answers": self.answers}, allow_nan=False)
+            text = json.dumps({"dependencies": known, "answers": {**kept, **self.answers}}, allow_nan=False)
             _folder().mkdir(parents=True, exist_ok=True)
             write_atomic(_folder() / f"{self._key}.json", text)
 

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from memfit.planner.kept_questions import Shelf
+
 JOB = """
 import json, torch
 from pathlib import Path
@@ -170,3 +172,16 @@ def test_a_rank_of_a_mesh_is_answered_without_torch_and_to_the_byte(folder):
     assert traced
     assert first["tensor_parallel"] == {"parameters": 2 * (2 * 64 * 128 + 64 + 128), "cut": 2 * (2 * 64 * 128 + 128)}
     assert ask(folder, "--mesh", "tp=2") == (first, False)
+
+
+def test_answers_of_two_processes_are_kept_together_and_a_fresh_one_reads_none(folder):
+    first, second = (Shelf("job", {}, fresh=False) for _ in range(2))
+    for shelf, name in ((first, "longest"), (second, "units")):
+        shelf.answers[name] = 1
+        shelf.keep(loaded=True)
+    assert Shelf("job", {}, fresh=False).answers == {"longest": 1, "units": 1}
+    fresh = Shelf("job", {}, fresh=True)
+    fresh.answers["units"] = 2
+    fresh.keep(loaded=True)
+    assert fresh.answers == {"units": 2}
+    assert Shelf("job", {}, fresh=False).answers == {"units": 2}
