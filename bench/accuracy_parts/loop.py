@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.accuracy_parts import deepspeed_engine, earlier_adam, four_bit_base, fsdp1, litgpt_nets, quantized_state
+from bench.accuracy_parts.earlier_softmax import KeepsInputs
 from bench.accuracy_parts.nets_by_name import Built, build_net
 from memfit.device.hardware.catalogue import Device
 from memfit.device.virtual.fake_group import predicted_ranks
@@ -60,6 +61,8 @@ class Loop:
     cublas_workspace: bool = True
     before_torch_2: bool = False
     """Whether optimizers behave as up to torch 1.13: one tensor at a time, and ``zero_grad`` fills gradients with 0."""
+    before_torch_1_11: bool = False
+    """Whether softmax keeps its input for the backward, as up to torch 1.10."""
     classes: int | None = None
     net_arguments: dict[str, Any] = field(default_factory=dict)
     """What timm's constructor or litgpt's LoRA is given besides."""
@@ -232,8 +235,9 @@ class _Script:
             if loop.precision.endswith("-autocast"):
                 half = torch.float16 if loop.precision.startswith("fp16") else torch.bfloat16
                 autocast.enter_context(torch.autocast(self.device.type, dtype=half))
-            self.outputs = self._forward()
-            self.loss = self._loss(self.outputs)
+            with KeepsInputs() if loop.before_torch_1_11 else contextlib.nullcontext():
+                self.outputs = self._forward()
+                self.loss = self._loss(self.outputs)
             if not loop.backward_in_autocast:
                 autocast.close()
             if loop.zero_grad == "before_backward":

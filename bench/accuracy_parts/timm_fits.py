@@ -16,7 +16,7 @@ from typing import Any
 from bench.accuracy_parts import environments
 from bench.accuracy_parts.loop import Loop, trace_loop
 from bench.accuracy_parts.sampling import fair_sample
-from bench.accuracy_parts.traces import trace_batches
+from bench.accuracy_parts.traces import SMALL, Traced, trace_batches
 from bench.accuracy_parts.workers import each
 from memfit.device.hardware.catalogue import Device, find_device, with_torch
 
@@ -82,8 +82,14 @@ def loop_of(run: FitRun, batch: int) -> Loop:
     return Loop(
         net=run.model, kind="timm", environment=ENVIRONMENT, batch=batch, image=run.image, precision="fp16-autocast",
         optimizer="timm-sgd", channels_last=run.layout == "nhwc", cudnn_benchmark=True, backward_in_autocast=True,
-        keeps_batch=True, step_is_function=True, before_torch_2=run.torch.startswith("1."), iterations=2,
+        keeps_batch=True, step_is_function=True, before_torch_2=run.torch.startswith("1."),
+        before_torch_1_11=_is_before_1_11(run), iterations=2,
     )  # fmt: skip
+
+
+def _is_before_1_11(run: FitRun) -> bool:
+    major, minor = run.torch.split(".")[:2]
+    return (int(major), int(minor)) < (1, 11)
 
 
 def answers(runs: Sequence[FitRun], workers: int) -> Iterator[list[FitAnswer] | Untraced]:
@@ -103,13 +109,28 @@ def _group(runs: list[FitRun]) -> list[FitAnswer] | Untraced:
     device = card()
     batches = sorted({batch for run in runs for batch in (run.ran, run.failed) if batch})
     try:
-        traced = trace_batches(lambda batch: trace_loop(loop_of(runs[0], batch), device), batches)
-        return [_answer(run, traced) for run in runs]
+        traced: dict[bool, Traced] = {}
+        for run in sorted(runs, key=_is_before_1_11):
+            age, later = _is_before_1_11(run), traced.get(False)
+            if later is not None and not _has_softmax(later):
+                traced[age] = later
+            elif age not in traced:
+                traced[age] = _traced(run, batches, device)
+        return [_answer(run, traced[_is_before_1_11(run)]) for run in runs]
     except Exception as error:  # a net's own code may raise anything; the table goes on without it
         return Untraced(name=runs[0].model, why=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}")
 
 
-def _answer(run: FitRun, traced: Any) -> FitAnswer:
+def _has_softmax(traced: Traced) -> bool:
+    """Whether the net itself has one: the loss has a log_softmax in any case."""
+    return any("_softmax" in name and "_log_softmax" not in name for name in traced.traces[SMALL].names)
+
+
+def _traced(run: FitRun, batches: Sequence[int], device: Device) -> Traced:
+    return trace_batches(lambda batch: trace_loop(loop_of(run, batch), device), list(batches))
+
+
+def _answer(run: FitRun, traced: Traced) -> FitAnswer:
     from memfit.planner.prediction import footprint_on
 
     device = card(run.torch)

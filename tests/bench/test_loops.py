@@ -1,17 +1,20 @@
 """Loops of recipes: accumulation, and optimizers that the environment lacks."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from bench.accuracy_parts import earlier_adam, litgpt_nets, loop, quantized_state
+from bench.accuracy_parts import earlier_adam, litgpt_nets, loop, quantized_state, timm_fits
 from bench.accuracy_parts.convolution_passes import Pass
 from bench.accuracy_parts.loop import Loop, trace_loop
 from bench.accuracy_parts.nets_by_name import Built
 from bench.convolution_workspaces import by_effect, copies, winograd
 from memfit.device.hardware.catalogue import find_device
+from memfit.events import FREE
+from memfit.planner.live_bytes import live_bytes_of
 from memfit.planner.prediction import footprint_on
 
 WEIGHTS = 3 * 8 * 8 * 4096
@@ -57,6 +60,53 @@ def test_a_script_that_begins_with_its_longest_sample_has_shorter_ones_after_it(
         monkeypatch.setattr(loop, "build_net", lambda asked: Built(net=Words()))
         trace_loop(Loop(net="x", kind="causal-lm", length=64, later_length=later), find_device("rtx3060"))
         assert lengths == seen
+
+
+class Attending(nn.Module):
+    def __init__(self, softmax):
+        super().__init__()
+        self.softmax, self.first, self.second = softmax, nn.Linear(192, 4096), nn.Linear(4096, 4096)
+
+    def forward(self, images):
+        return self.softmax(self.second(self.softmax(self.first(images.flatten(1)))))
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [lambda x: x.softmax(-1), lambda x: nn.functional.log_softmax(x, dim=-1), lambda x: torch.softmax(input=x, dim=-1)],
+)
+def test_softmax_before_torch_1_11_keeps_its_input_until_its_backward(monkeypatch, softmax):
+    monkeypatch.setattr(loop, "build_net", lambda asked: Built(net=Attending(softmax)))
+    card = find_device("rtx3060")
+
+    def bytes_and_frees(**asked):
+        trace = trace_loop(Loop(net="x", kind="timm", batch=256, image=8, optimizer="SGD", **asked), card)
+        return live_bytes_of(trace, card).peaks()["train"], int((trace.kind == FREE).sum())
+
+    later, earlier = bytes_and_frees(), bytes_and_frees(before_torch_1_11=True)
+    # the peak lies in the backward of the first layers: what the second softmax has kept is gone by then
+    assert earlier == (later[0] + 4 * 256 * 4096, later[1])
+
+
+@pytest.mark.parametrize(("net", "traces"), [(Net(), 2), (Attending(lambda x: x.softmax(-1)), 4)])
+def test_a_net_without_softmax_is_traced_once_for_all_versions_of_torch(monkeypatch, net, traces):
+    row = {"model": "x", "layout": "nchw", "image": 8, "ran": 8, "failed": 12}
+    runs = [timm_fits.FitRun(torch=version, **row) for version in ("1.10", "1.11", "1.12")]
+    built = []
+
+    def build(asked):
+        built.append(asked)
+        return Built(net=net)
+
+    def trace(asked, card):
+        return trace_loop(replace(asked, optimizer="SGD"), card)
+
+    monkeypatch.setattr(timm_fits.environments, "enter", lambda name: None)
+    monkeypatch.setattr(timm_fits, "trace_loop", trace)
+    monkeypatch.setattr(loop, "build_net", build)
+    answers = timm_fits._group(runs)
+    assert [answer.run.torch for answer in answers] == ["1.10", "1.11", "1.12"]
+    assert len(built) == traces
 
 
 def test_adam_before_july_2023_holds_one_intermediate_more(monkeypatch):
