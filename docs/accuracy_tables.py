@@ -214,6 +214,19 @@ def accuracy_timm_amp() -> str:
     )
 
 
+def accuracy_timm_amp_again() -> str:
+    """The same limits of other nets."""
+    judged = result("timm_amp_again")
+    shares = judged["timm_amp"]
+    return (
+        f"Another sample, of {judged['sample']} nets and {shares['rows']} rows (`--sample {judged['sample']} --seed "
+        f"{judged['seed']}`): {percent(shares['ran_fits'], 1)} % of what ran is said to fit, "
+        f"{percent(shares['failed_does_not'], 1)} % of what failed is said not to fit, "
+        f"{percent(shares['failed_does_not_or_close'], 1)} % not to fit or to be close, and "
+        f"{percent(shares['clear_wrong'], 1)} % of the clear verdicts are wrong."
+    )
+
+
 def accuracy_others() -> str:
     recipes, xmem, timm = result("recipes")["recipes"], result("xmem")["xmem"], result("timm_amp")["timm_amp"]
     return (

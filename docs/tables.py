@@ -448,6 +448,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "robustness": robustness,
     "workspace effect of low nets": accuracy_tables.workspace_low_nets,
     "accuracy summary": accuracy_tables.accuracy_summary,
+    "accuracy of limits of other nets": accuracy_tables.accuracy_timm_amp_again,
     "accuracy on other cards": accuracy_tables.accuracy_others,
     "accuracy of xMem's first reading": accuracy_tables.accuracy_first_reading,
     "accuracy verdicts": accuracy_tables.accuracy_verdicts,

@@ -60,7 +60,7 @@ def test_a_result_names_the_command_that_wrote_it_whole(path: Path) -> None:
         assert not answer["commit"].endswith("-dirty")
 
 
-SCRIPTS = {"timm_amp": "accuracy", "xmem": "accuracy", "recipes": "accuracy"}
+SCRIPTS = {"timm_amp": "accuracy", "timm_amp_again": "accuracy", "xmem": "accuracy", "recipes": "accuracy"}
 """Results whose script is called otherwise: it writes a file for each source, and the source is in the command."""
 
 OWN_HEADER = ("versions",)
