@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.accuracy_parts import deepspeed_engine, earlier_adam, four_bit_base, fsdp1, litgpt_nets, quantized_state
+from bench.accuracy_parts.earlier_attention import flash_attention_1
 from bench.accuracy_parts.earlier_softmax import KeepsInputs
 from bench.accuracy_parts.nets_by_name import Built, build_net
 from memfit.device.hardware.catalogue import Device
@@ -59,10 +61,9 @@ class Loop:
     cudnn_benchmark: bool = False
     backward_in_autocast: bool = False
     cublas_workspace: bool = True
-    before_torch_2: bool = False
-    """Whether optimizers behave as up to torch 1.13: one tensor at a time, and ``zero_grad`` fills gradients with 0."""
-    before_torch_1_11: bool = False
-    """Whether softmax keeps its input for the backward, as up to torch 1.10."""
+    torch: str = ""
+    """The version of torch that the run used, as 2.1.0; empty: the installed one. Before 2.0 optimizers go one tensor
+    at a time, and ``zero_grad`` fills gradients with 0; ``_earlier_operators`` has what else differs."""
     classes: int | None = None
     net_arguments: dict[str, Any] = field(default_factory=dict)
     """What timm's constructor or litgpt's LoRA is given besides."""
@@ -80,6 +81,11 @@ class Loop:
     accumulates: bool = False
     """Whether only every other iteration takes the optimizer's step: more iterations in between hold no more."""
     iterations: int = 3
+
+    def is_before(self, version: tuple[int, int]) -> bool:
+        """Whether the run's torch was older than a version."""
+        numbers = re.match(r"(\d+)\.(\d+)", self.torch)
+        return numbers is not None and (int(numbers[1]), int(numbers[2])) < version
 
     @property
     def litgpt_method(self) -> str:
@@ -166,6 +172,13 @@ def _without_kernels(loop: Loop) -> Iterator[None]:
         yield
 
 
+def _earlier_operators(loop: Loop) -> contextlib.AbstractContextManager[Any]:
+    """Operators as the loop's version of torch had them."""
+    if loop.is_before((1, 11)):
+        return KeepsInputs()
+    return flash_attention_1() if loop.is_before((2, 2)) else contextlib.nullcontext()
+
+
 def _ranks(loop: Loop) -> contextlib.AbstractContextManager[None]:
     """The process group that the loop's strategy asks for, if any."""
     if loop.deepspeed:
@@ -229,15 +242,15 @@ class _Script:
                 tracer.categorise(tensor, "inputs")
         tracer.mark("forward")
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_earlier_operators(loop))  # in the backward too, which may recompute
             autocast = stack.enter_context(contextlib.ExitStack())
             if loop.fsdp1:
                 stack.enter_context(fsdp1.synced(self.net, when=takes_step))
             if loop.precision.endswith("-autocast"):
                 half = torch.float16 if loop.precision.startswith("fp16") else torch.bfloat16
                 autocast.enter_context(torch.autocast(self.device.type, dtype=half))
-            with KeepsInputs() if loop.before_torch_1_11 else contextlib.nullcontext():
-                self.outputs = self._forward()
-                self.loss = self._loss(self.outputs)
+            self.outputs = self._forward()
+            self.loss = self._loss(self.outputs)
             if not loop.backward_in_autocast:
                 autocast.close()
             if loop.zero_grad == "before_backward":
@@ -260,7 +273,7 @@ class _Script:
     def _zero_grad(self) -> None:
         if self.loop.deepspeed:  # the engine's step has done it
             return
-        self.optimizer.zero_grad(set_to_none=not self.loop.before_torch_2)
+        self.optimizer.zero_grad(set_to_none=not self.loop.is_before((2, 0)))
 
     def categorise(self, tracer: Any) -> None:
         """Says what parameters, buffers, gradients and the optimizer's tensors are."""
@@ -323,7 +336,7 @@ def _optimizer(loop: Loop, net: nn.Module) -> Any:
 
         optimizer = create_optimizer_v2(net, opt="sgd", lr=1e-4)
         for group in optimizer.param_groups:
-            group["foreach"] = False if loop.before_torch_2 else group.get("foreach")
+            group["foreach"] = False if loop.is_before((2, 0)) else group.get("foreach")
         return optimizer
     if loop.optimizer == "Adafactor" and loop.kind not in ("timm", "torchvision"):
         from transformers.optimization import Adafactor

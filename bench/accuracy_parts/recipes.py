@@ -181,9 +181,11 @@ def _figure(row: dict[str, str], recipe: Recipe) -> Figure:
     if side not in loop and row["seq"].isdigit():
         loop[side] = int(row["seq"])
     grade = re.search(r"grade ([A-Z])", row.get("notes", ""))
-    torch_version = re.search(r"\btorch (\d+\.\d\S*)", row.get("versions", ""))
+    stated = re.search(r"\btorch (\d+\.\d\S*)", row.get("versions", ""))
+    torch_version = stated[1].rstrip(",") if stated else None
+    loop.setdefault("torch", torch_version or "")
     return Figure(
-        torch_version=torch_version[1].rstrip(",") if torch_version else None,
+        torch_version=torch_version,
         recipe=recipe, model=row["model"], source=row["source"], grade=grade[1] if grade else "",
         measured=round((_number(row["value"]) or 0) * _UNITS[row["unit"]]), loop=Loop(**loop),
     )  # fmt: skip

@@ -82,14 +82,12 @@ def loop_of(run: FitRun, batch: int) -> Loop:
     return Loop(
         net=run.model, kind="timm", environment=ENVIRONMENT, batch=batch, image=run.image, precision="fp16-autocast",
         optimizer="timm-sgd", channels_last=run.layout == "nhwc", cudnn_benchmark=True, backward_in_autocast=True,
-        keeps_batch=True, step_is_function=True, before_torch_2=run.torch.startswith("1."),
-        before_torch_1_11=_is_before_1_11(run), iterations=2,
+        keeps_batch=True, step_is_function=True, torch=run.torch, iterations=2,
     )  # fmt: skip
 
 
 def _is_before_1_11(run: FitRun) -> bool:
-    major, minor = run.torch.split(".")[:2]
-    return (int(major), int(minor)) < (1, 11)
+    return loop_of(run, run.ran).is_before((1, 11))
 
 
 def answers(runs: Sequence[FitRun], workers: int) -> Iterator[list[FitAnswer] | Untraced]:

@@ -70,7 +70,7 @@ def test_kernels_are_loaded_at_once_before_cuda_11_7_and_gradients_are_zeroed_be
     (run,) = timm_fits.read(table(tmp_path / "t.csv", timm_fits.COLUMNS, row))
     assert run.failed is None
     asked = timm_fits.loop_of(run, 64)
-    assert (asked.batch, asked.channels_last, asked.before_torch_2) == (64, True, True)
+    assert (asked.batch, asked.channels_last, asked.is_before((2, 0))) == (64, True, True)
     assert timm_fits.card("1.12").context_bytes > 3 * timm_fits.card("2.1").context_bytes
 
 
@@ -275,7 +275,7 @@ def test_gradients_live_between_iterations_unless_they_go_after_the_step(monkeyp
 
 
 def test_before_torch_2_gradients_are_never_freed(monkeypatch):
-    trace = traced(monkeypatch, zero_grad="after_step", before_torch_2=True)
+    trace = traced(monkeypatch, zero_grad="after_step", torch="1.13.1")
     assert live_at_forward(trace, "gradients") == 256 * KIB
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from bench.accuracy_parts import earlier_adam, litgpt_nets, loop, quantized_state, timm_fits
 from bench.accuracy_parts.convolution_passes import Pass
@@ -83,9 +84,45 @@ def test_softmax_before_torch_1_11_keeps_its_input_until_its_backward(monkeypatc
         trace = trace_loop(Loop(net="x", kind="timm", batch=256, image=8, optimizer="SGD", **asked), card)
         return live_bytes_of(trace, card).peaks()["train"], int((trace.kind == FREE).sum())
 
-    later, earlier = bytes_and_frees(), bytes_and_frees(before_torch_1_11=True)
+    later, earlier = bytes_and_frees(torch="1.11.0"), bytes_and_frees(torch="1.10.2")
     # the peak lies in the backward of the first layers: what the second softmax has kept is gone by then
     assert earlier == (later[0] + 4 * 256 * 4096, later[1])
+
+
+class Heads(nn.Module):
+    """Layers of attention over 64 parts of an image."""
+
+    def __init__(self, layers, *, recompute):
+        super().__init__()
+        self.recompute, self.embed = recompute, nn.Linear(3, 512)
+        self.layers = nn.ModuleList(nn.MultiheadAttention(512, 8, batch_first=True) for _ in range(layers))
+
+    def forward(self, images):
+        hidden = self.embed(images.flatten(2).transpose(1, 2))
+        for layer in self.layers:
+            hidden = checkpoint(attend, layer, hidden, use_reentrant=False) if self.recompute else attend(layer, hidden)
+        return hidden.mean(1)
+
+
+def attend(layer, hidden):
+    return layer(hidden, hidden, hidden, need_weights=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("precision", "recompute", "kept"), [("bf16", False, 1), ("bf16", True, 0), ("fp32", False, 0)]
+)
+def test_attention_before_torch_2_2_has_its_output_by_samples_and_keeps_a_copy(monkeypatch, precision, recompute, kept):
+    card, batch = find_device("a100-40gb"), 32
+
+    def peak_of(layers, version):
+        monkeypatch.setattr(loop, "build_net", lambda asked: Built(net=Heads(layers, recompute=recompute)))
+        asked = {"net": "x", "kind": "timm", "batch": batch, "image": 8, "optimizer": "SGD", "precision": precision}
+        return live_bytes_of(trace_loop(Loop(torch=version, **asked), card), card).peaks()["train"]
+
+    assert peak_of(2, "2.2.1") == peak_of(2, "")
+    more = [peak_of(layers, "2.1.0.dev20230623+cu118") - peak_of(layers, "2.2.1") for layers in (4, 12)]
+    output = batch * 64 * 512 * 2
+    assert (more[1] - more[0]) / output == pytest.approx(8 * kept, abs=0.1)
 
 
 @pytest.mark.parametrize(("net", "traces"), [(Net(), 2), (Attending(lambda x: x.softmax(-1)), 4)])
