@@ -2,8 +2,9 @@
 
 Many scripts validate or save after their last step alone. A loop of the user's own files that trains is left before its
 next turn, as if it had come to its end. A loop around it makes two turns: what a turn does before its first step, such
-as playing games, is seen with the optimizers' state. The last number of a ``range`` has its turn too: what a script
-does in its last step, it asks for by that number.
+as playing games, is seen with the optimizers' state. Where each turn is a training of its own, as a fold of a
+cross-validation, and each leaves its net in memory, the loop makes more turns. The last number of a ``range`` has its
+turn too: what a script does in its last step, it asks for by that number.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from memfit.script.step_watch import StepWatch
 LEAST_TURNS = 2
 """Turns that train, of a loop that began before enough was seen; one that begins later makes one."""
 
+MOST_TRAININGS = 10
+"""Turns at most of a loop each of which makes an optimizer and leaves more in memory than the one before it."""
+
 LEAST_WINDOWS = 2
 """Steps of each optimizer: the first makes its state."""
 
@@ -33,8 +37,12 @@ class _Loop:
     backwards: int = 0
     steps: int = 0
     """How many there were when the turn began."""
+    optimizers: int = 0
+    """How many there were when the turn began."""
     turns: int = 0
     """Turns that have trained, and are over."""
+    trainings: int = 0
+    """Those of them that made an optimizer."""
 
 
 @dataclass(kw_only=True)
@@ -45,14 +53,23 @@ class LoopEnds:
     is_own: Callable[[str], bool]
     """Tells the files of the user."""
     is_enough: Callable[[], bool] = lambda: False
+    trainings_grow: Callable[[], bool] = lambda: False
+    """Whether the last training that the script repeats began beside more than the one before it."""
     ended: list[str] = field(default_factory=list)
     """Where loops were left, as ``file:line``."""
+    trainings_cut: bool = False
+    """Whether one of them was a loop whose turns are trainings."""
     _running: list[_Loop] = field(default_factory=list)
 
     @property
     def can_end(self) -> bool:
         """Whether a loop runs that has trained."""
         return any(loop.turns or self._trains(loop) for loop in self._running)
+
+    @property
+    def repeats_trainings(self) -> bool:
+        """Whether a loop runs whose turns make an optimizer and train with it."""
+        return any(loop.trainings or (self._trains(loop) and self._made_optimizer(loop)) for loop in self._running)
 
     def turns(self, iterable: Iterable[Any], where: str) -> Iterable[Any]:
         """The elements of a ``for`` loop's iterable, until enough was seen."""
@@ -80,9 +97,12 @@ class LoopEnds:
                 except StopIteration:
                     return
                 loop.backwards, loop.steps = self.watch.backwards, len(self.watch.steps)
+                loop.optimizers = len(self.watch.optimizers)
                 yield element.pop()
                 loop.turns += self._trains(loop)
+                loop.trainings += self._trains(loop) and self._made_optimizer(loop)
             self.ended.append(where)
+            self.trainings_cut |= loop.trainings > 0
             if type(iterable) is range and length_hint(elements):
                 self.watch.in_last_turn = True
                 yield iterable[-1]
@@ -95,8 +115,14 @@ class LoopEnds:
         """Whether it has shown enough. An optimizer of a later stage steps with its state, too."""
         if not loop.turns or not self.is_enough():
             return False
+        if 0 < loop.trainings < MOST_TRAININGS and self.trainings_grow():
+            return False
         return self.watch.windows >= LEAST_WINDOWS and (loop.is_late or loop.turns >= LEAST_TURNS)
 
     def _trains(self, loop: _Loop) -> bool:
         """Whether the turn has trained so far."""
         return len(self.watch.steps) > loop.steps and self.watch.backwards > loop.backwards
+
+    def _made_optimizer(self, loop: _Loop) -> bool:
+        """Whether the turn has made an optimizer so far."""
+        return len(self.watch.optimizers) > loop.optimizers

@@ -65,6 +65,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         _name_buffers_of_engines(tracer)
         bare = replace(as_trace(tracer), phases=phases)
         growth = _growth(running, bare, ended, error)
+        _note_growing_trainings(running)
         grows = [
             *(f"{each.file}:{each.line}: memory grows with each step" for each in growth),
             *running.observations.grows,
@@ -119,6 +120,13 @@ def _growth(running: Running, trace: Trace, ended: str, error: ScriptError | Non
         return ()
     ends = window_ends(running.watch.steps)
     return memory_growth(trace, ends, running.tracer.row_lines, running.device.usable_bytes)
+
+
+def _note_growing_trainings(running: Running) -> None:
+    """Notes trainings each of which leaves more in memory, where not all of them ran."""
+    if running.loops.trainings_cut or running.stop.reason:
+        for line, nbytes in running.stop.trainings.growing().items():
+            running.observations.leave(f"{line.file}:{line.line}", nbytes)
 
 
 def _is_whole(running: Running, ended: str, error: ScriptError | None) -> bool:

@@ -34,7 +34,8 @@ class Observations:
     training_cut: bool = False
     """Whether a pass that trains was cut short: the script makes more steps."""
     grows: dict[str, None] = field(default_factory=dict)
-    """Passes that were cut short and collect what each batch makes, each once."""
+    """Passes that were cut short and collect what each batch makes, and trainings of a loop that was cut short each of
+    which leaves its net, each once."""
     histories: Histories | None = None
 
     def cut_training(self) -> None:
@@ -46,6 +47,11 @@ class Observations:
         self.grows[f"{line}: memory grows with each batch"] = None
         rest = "more batches" if left is None else f"{left} more batches"
         self.note(f"{rest} of the loop at {line}, each of which adds {format_size(nbytes)}")
+
+    def leave(self, line: str, nbytes: int) -> None:
+        """Notes that each training with an optimizer of ``line`` leaves ``nbytes`` behind, and more of them follow."""
+        self.grows[f"{line}: memory grows with each training"] = None
+        self.note(f"more trainings with the optimizer of {line}, each of which leaves {format_size(nbytes)} in memory")
 
     def note(self, line: str) -> None:
         self.lines[line] = None

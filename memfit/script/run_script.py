@@ -49,6 +49,7 @@ from memfit.script.outcome import NOT_FOLLOWED, SCRIPT_ENDED, ScriptCommand, Scr
 from memfit.script.own_calls import own_calls
 from memfit.script.pretrained import absent_weights
 from memfit.script.ranks import script_ranks
+from memfit.script.repeated_trainings import RepeatedTrainings
 from memfit.script.repeated_turns import RepeatedTurns
 from memfit.script.request_device import requested_device
 from memfit.script.rewritten_code import code_rewritten, compiled
@@ -98,12 +99,17 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         tracer = ScriptTracer(virtual)
         watch = StepWatch(tracer=tracer)
         observations = stack.enter_context(observed(tracer))
-        stop = TraceStop(request=request, watch=watch, begin=begin)
+        trainings = RepeatedTrainings(watch=watch)
+        stop = TraceStop(request=request, watch=watch, begin=begin, trainings=trainings)
         intervals = Intervals(
             windows=lambda: watch.windows, allows=partial(_may_hold_early, tracer), on_early=watch.holds_early
         )
-        loops = LoopEnds(watch=watch, is_own=tracer.lines.is_own, is_enough=lambda: stop.ends_loops)
+        loops = LoopEnds(
+            watch=watch, is_own=tracer.lines.is_own, is_enough=lambda: stop.ends_loops,
+            trainings_grow=lambda: trainings.grow,
+        )  # fmt: skip
         stop.can_end_loops, stop.meet_again = lambda: loops.can_end, intervals.meet_again
+        stop.repeats_trainings = lambda: loops.repeats_trainings
         running = Running(
             request=request, device=device, tracer=tracer, watch=watch, stop=stop, loops=loops,
             observations=observations, intervals=intervals, facts=facts, begin=begin,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memfit.script.outcome import TraceRequest
+from memfit.script.repeated_trainings import RepeatedTrainings
 from memfit.script.step_watch import EnoughError, StepWatch
 from memfit.script.validation_results import keeps_results
 
@@ -39,10 +40,13 @@ class TraceStop:
     request: TraceRequest
     watch: StepWatch
     begin: float
+    trainings: RepeatedTrainings
     reason: str = ""
     finish_now: Callable[[str], None] = lambda why: None
     can_end_loops: Callable[[], bool] = lambda: False
     """Whether the loops that run can be left."""
+    repeats_trainings: Callable[[], bool] = lambda: False
+    """Whether a loop runs whose turns are trainings of their own."""
     meet_again: Callable[[], bool] = lambda: False
     """Lets conditions on counters that held early hold once more; returns whether there are any."""
     ends_loops: bool = False
@@ -107,6 +111,7 @@ class TraceStop:
         """Called after each optimizer step."""
         if self.reason:
             self.stop(self.reason)
+        self.trainings.step_ended()
         if self.enough:
             return
         known = [optimizer.steps for optimizer in self.watch.current()]
@@ -123,7 +128,8 @@ class TraceStop:
     def _wait_for_the_rest(self, optimizers: int) -> None:
         """Has the loops end where a phase may come after them, within a limit that follows from the trace so far."""
         watch = self.watch
-        if (watch.saves and watch.validations) or not self.can_end_loops():
+        seen = watch.saves and watch.validations and not self.repeats_trainings()
+        if seen or not self.can_end_loops():
             return
         self.ends_loops = True
         self._last_operators = 2 * (self._operators + SHORT_TRACE)
