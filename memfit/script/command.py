@@ -20,6 +20,8 @@ _PYTHON_OPTIONS_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 _TORCHRUN_FLAGS = {"standalone", "no-python", "module", "m", "run-path"}
 _DEEPSPEED_FLAGS = {"no_python", "module", "no_local_rank", "force_multi", "save_pid", "bind_cores_to_rank",
                     "no_ssh", "no_ssh_check", "enable_each_rank_log"}  # fmt: skip
+_ALL = ("gpu", "cpu", "xpu", "auto", "-1")
+"""What launchers take for as many processes as there are cards, or processors."""
 _WRITE = "write -- python train.py ARGS, or python -m package, torchrun, accelerate launch or deepspeed behind --"
 
 
@@ -62,7 +64,7 @@ def _of_program(words: list[str], said: Sequence[str]) -> ScriptCommand:
     if name == "accelerate":
         if rest[:1] != ["launch"]:
             raise InputError(" ".join(said), "accelerate runs a script by its verb launch", _WRITE)
-        return ScriptCommand(target="accelerate", launcher="accelerate", args=tuple(rest[1:]))
+        return _accelerate(rest[1:], said)
     if name == "deepspeed":
         return _deepspeed(rest, said)
     if name.endswith(".py"):
@@ -83,7 +85,7 @@ def _of_python(words: list[str], said: Sequence[str]) -> ScriptCommand:
             if module in ("torch.distributed.run", "torch.distributed.launch"):
                 return _torchrun(rest, said)
             if module == "accelerate.commands.launch":
-                return ScriptCommand(target="accelerate", launcher="accelerate", args=tuple(rest))
+                return _accelerate(rest, said)
             if module == "deepspeed.launcher.runner":
                 return _deepspeed(rest, said)
             return ScriptCommand(target=module, is_module=True, args=tuple(rest))
@@ -113,28 +115,45 @@ def _options(words: list[str], flags: set[str]) -> _Parsed:
     return _Parsed(options=options, rest=tuple(words))
 
 
+def _accelerate(words: list[str], said: Sequence[str]) -> ScriptCommand:
+    """The command for accelerate's own launcher, which takes its options apart."""
+    if not words:
+        raise InputError(" ".join(("--", *said)), "there is no script to trace", _WRITE)
+    return ScriptCommand(target="accelerate", launcher="accelerate", args=tuple(words))
+
+
 def _torchrun(words: list[str], said: Sequence[str]) -> ScriptCommand:
     parsed = _options(words, _TORCHRUN_FLAGS)
-    per_node = _count(parsed.options.get("nproc-per-node", "1"))
-    nodes = _count(parsed.options.get("nnodes", "1").partition(":")[0])
+    per_node = _count(parsed.options, "nproc-per-node")
+    nodes = _count(parsed.options, "nnodes")
     return _launched(parsed, said, per_node * nodes, per_node, is_module={"m", "module"} & parsed.options.keys())
 
 
 def _deepspeed(words: list[str], said: Sequence[str]) -> ScriptCommand:
     parsed = _options(words, _DEEPSPEED_FLAGS)
-    per_node = _count(parsed.options.get("num-gpus", "1"))
+    per_node = _count(parsed.options, "num-gpus")
     included = parsed.options.get("include", "").rpartition(":")[2]
     per_node = len(included.split(",")) if included else per_node
-    nodes = _count(parsed.options.get("num-nodes", "1"))
+    nodes = _count(parsed.options, "num-nodes")
     command = _launched(parsed, said, per_node * nodes, per_node, is_module="module" in parsed.options)
     if "no-local-rank" in parsed.options:
         return command
     return replace(command, args=("--local_rank=0", *command.args))
 
 
-def _count(text: str) -> int:
-    """Parses a number of processes; ``gpu`` and ``auto`` mean all cards, of which a trace has one."""
-    return int(text) if text.isdigit() and int(text) else 1
+def _count(options: dict[str, str], name: str) -> int:
+    """Parses a number of processes; ``gpu`` and ``auto`` mean all cards, of which a trace has one. Of a range of nodes,
+    ``1:4``, the least counts.
+
+    Raises:
+        InputError: it is no number from 1 up.
+    """
+    text = options.get(name, "1").partition(":")[0]
+    if text in _ALL:
+        return 1
+    if not text.isdecimal() or not int(text):
+        raise InputError(f"--{name} {text}".rstrip(), "not a number of processes", f"write --{name} 2, or leave it out")
+    return int(text)
 
 
 def _launched(

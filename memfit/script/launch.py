@@ -125,7 +125,7 @@ def _trace_once(request: TraceRequest, output: IO[str] | None) -> ScriptOutcome:
             raise InputError(
                 f"the script did not stop at its limit of {request.limit_seconds:.0f} s",
                 "it was killed without a result",
-                "write a smaller job, or --limit with more time",
+                "write a smaller job, or give memfit trace --limit more time",
             ) from None
         except BaseException:
             process.kill()
@@ -137,7 +137,7 @@ def _trace_once(request: TraceRequest, output: IO[str] | None) -> ScriptOutcome:
             raise InputError(
                 "a trace without a sandbox",
                 f"this machine offers none ({answered.read().decode()}), and the script's writes would be real",
-                "write --unsafe-writes to run it all the same",
+                "write memfit trace --unsafe-writes to run it all the same",
             )
         return _read(answered, code)
 

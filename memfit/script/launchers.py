@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from memfit.device.virtual.patching import replaced
 from memfit.errors import InputError
@@ -43,11 +43,18 @@ def resolved(command: ScriptCommand) -> ScriptCommand:
     try:
         with replaced(launch, subprocess=subprocess), replaced(distributed_run, run=start_ranks):
             parser = launch.launch_command_parser()
+            parser.error = _refuse
             launch.launch_command(parser.parse_args(list(command.args)))
     except _StartedError as started:
         environment = command.environment | started.command.environment
         return replace(started.command, environment=environment)
     raise InputError("accelerate launch", "it starts no script here", "write torchrun or python instead")
+
+
+def _refuse(problem: str) -> NoReturn:
+    """What the launcher's parser says of a mistake, without its help of a hundred lines."""
+    write = "write accelerate launch OPTIONS train.py ARGS; accelerate launch --help names the options"
+    raise InputError("accelerate launch", problem, write)
 
 
 _before = dict(os.environ)

@@ -266,7 +266,7 @@ def _not_seen(running: Running, trace: Trace | None, error: ScriptError | None) 
     if "save" not in names:
         lines.append(NO_LATER_SAVE if watch.saved_in_setup else NO_SAVE)
     if watch.handler and not running.request.asked:
-        lines.append(f"what the code at {watch.handler} does where memory fails: name a card with --device")
+        lines.append(f"what the code at {watch.handler} does where memory fails: memfit trace --device CARD shows it")
     larger = larger_steps(trace, window_ends(watch.steps)) if trace is not None else None
     if larger is not None:
         lines.append(larger)

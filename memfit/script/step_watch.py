@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memfit.events import ALLOCATE
-from memfit.job import is_trained
 from memfit.nested_tensors import tensors_in
 from memfit.script.hand_updates import HandUpdates
 from memfit.script.memory_handlers import memory_handler
 from memfit.script.net_names import NetNames
+from memfit.script.net_weights import has_trained, weights_of
 from memfit.script.outcome import KeptVariable, Line
 from memfit.script.phase_spans import Cut, KnownOptimizer, PhaseSpan, RefusedRequest, after_frees, phase_spans
 from memfit.script.tracer import ScriptTracer
@@ -194,7 +194,7 @@ class StepWatch:
             self.calls += 1
             self._names.name(module)
             if torch.is_grad_enabled():
-                if is_trained(module):
+                if has_trained(module):
                     self.training("forward")
                     self.by_hand.trains(module)
                     shapes = self._shapes_of(module)
@@ -223,7 +223,7 @@ class StepWatch:
         """Begins validation if the net, or a net it is a copy of, is trained. Others (frozen encoders) belong to the
         window.
         """
-        is_trained_itself = any(id(p) in self._trained for p in module.parameters())
+        is_trained_itself = any(id(weight) in self._trained for weight in weights_of(module))
         if not is_trained_itself and self._shapes_of(module) not in self._trained_shapes:
             return
         self._begin_validation(in_evaluation=not module.training, of_copy=not is_trained_itself)

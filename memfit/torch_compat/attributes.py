@@ -138,9 +138,15 @@ def local_tensor(tensor: Any) -> Any:
     """The shard of this rank where a tensor is a DTensor, without the autograd of ``to_local``; within ``torch.func``
     (``vmap``, ``grad``), the tensor that is wrapped; else the tensor itself.
     """
+    unwrapped = without_transforms(tensor)
+    return getattr(unwrapped, "_local_tensor", unwrapped)
+
+
+def without_transforms(tensor: Any) -> Any:
+    """Within ``torch.func`` (``vmap``, ``grad``), the tensor that is wrapped; else the tensor itself."""
     while isinstance(tensor, Tensor) and is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
-    return getattr(tensor, "_local_tensor", tensor)
+    return tensor
 
 
 def local_storage_id(tensor: Any) -> int:

@@ -11,7 +11,7 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,10 @@ class Phases(TorchDispatchMode):
             return
         if self._depth == 0 and torch._C._current_autograd_node() is None:
             if torch.is_grad_enabled():
-                if any(p.requires_grad for p in module.parameters()):
+                if any(p.requires_grad for p in weights_of(module)):
                     self._trained_shapes.add(shapes_of(module))
                     self.mark(_BEGIN + "train")
-            elif any(id(p) in self._trained for p in module.parameters()) or shapes_of(module) in self._trained_shapes:
+            elif any(id(p) in self._trained for p in weights_of(module)) or shapes_of(module) in self._trained_shapes:
                 self.mark(_BEGIN + "validate")
         self._depth += 1
 
@@ -110,6 +110,15 @@ class Phases(TorchDispatchMode):
             return result
 
         return call
+
+
+def weights_of(module: nn.Module) -> Iterator[torch.Tensor]:
+    """The parameters, without what ``torch.func`` wraps them in."""
+    for parameter in module.parameters():
+        weight = parameter
+        while torch._C._functorch.is_functorch_wrapped_tensor(weight):
+            weight = torch._C._functorch.get_unwrapped(weight)
+        yield weight
 
 
 def shapes_of(module: nn.Module) -> tuple[torch.Size, ...]:

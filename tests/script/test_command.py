@@ -7,6 +7,7 @@ import pytest
 
 from memfit.errors import InputError
 from memfit.script.command import parse_command
+from memfit.script.launchers import resolved
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,28 @@ def test_torchrun_sets_the_ranks(words: str, world: int, local: str) -> None:
     assert command.environment["RANK"] == "0"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "torchrun --nproc_per_node=x train.py", "torchrun --nproc-per-node 0 train.py",
+        "torchrun --nnodes a:b train.py",
+        "deepspeed --num_gpus=two train.py", "python -m torch.distributed.run --nproc_per_node= train.py",
+    ],
+)  # fmt: skip
+def test_a_number_of_processes_that_is_none_is_refused(words: str) -> None:
+    with pytest.raises(InputError, match="not a number of processes"):
+        parse_command(words.split())
+
+
+@pytest.mark.parametrize("given", ["--num_processes two train.py", "--no_such_option train.py", "--multi_gpu"])
+def test_a_mistake_in_the_words_of_accelerate_is_told_in_one_line(given: str) -> None:
+    with pytest.raises(InputError) as refused:
+        resolved(parse_command(["accelerate", "launch", *given.split()]))
+    assert refused.value.seen == "accelerate launch"
+    assert "usage" not in refused.value.why
+    assert "\n" not in refused.value.why
+
+
 def test_deepspeed_gives_the_local_rank_as_an_argument() -> None:
     command = parse_command(["deepspeed", "--num_gpus", "4", "train.py", "--deepspeed", "ds.json"])
     assert (command.world, command.args) == (4, ("--local_rank=0", "--deepspeed", "ds.json"))
@@ -64,7 +87,9 @@ def test_accelerate_is_left_to_its_own_launcher() -> None:
     assert (command.launcher, command.args) == ("accelerate", ("--mixed_precision", "bf16", "train.py"))
 
 
-@pytest.mark.parametrize("words", ["", "python", "python -c pass", "python missing.py", "ls -l", "accelerate test"])
+@pytest.mark.parametrize(
+    "words", ["", "python", "python -c pass", "python missing.py", "ls -l", "accelerate test", "accelerate launch"]
+)
 def test_a_command_without_a_script_is_refused(words: str) -> None:
     with pytest.raises(InputError):
         parse_command(words.split())

@@ -72,3 +72,30 @@ def test_what_is_loaded_after_the_last_save_is_no_training(tmp_path: Path) -> No
     text = f"{SCRIPT}torch.save(W1, 'W1.pt')\nlarge = torch.ones(64, 1024, 1024, device=device)\n"
     outcome = trace(tmp_path, text, "rtx4090")
     assert outcome.peak_bytes["save"] > 256 * 1024**2 > outcome.peak_bytes["train"]
+
+
+ENSEMBLE = """
+import copy, torch
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+device = 'cuda' if torch.cuda.is_available() else 'cpu'
+nets = [nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)).to(device) for _ in range(6)]
+weights, buffers = stack_module_state(nets)
+base = copy.deepcopy(nets[0]).to('meta')
+optimizer = torch.optim.Adam(weights.values())
+def forward(x):
+    return vmap(lambda own, state: functional_call(base, (own, state), (x,)))(weights, buffers)
+for step in range(4):
+    optimizer.zero_grad(); forward(torch.randn(32, 64, device=device)).sum().backward(); optimizer.step()
+with torch.no_grad():
+    forward(torch.randn(4096, 64, device=device)).mean(0)
+torch.save(weights, 'ensemble.pt')
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx4090"])
+def test_a_forward_through_stacked_weights_is_validation(tmp_path: Path, device: str) -> None:
+    outcome = trace(tmp_path, ENSEMBLE, device)
+    hidden = 6 * 4096 * 256 * 4
+    assert outcome.peak_bytes["validate"] > hidden > outcome.peak_bytes["save"]
+    assert outcome.peak_bytes["train"] < hidden

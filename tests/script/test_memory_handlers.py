@@ -84,5 +84,5 @@ def test_a_script_that_gives_up_does_not_fit(tmp_path: Path) -> None:
 
 def test_without_a_card_the_answer_says_that_it_was_not_seen(tmp_path: Path) -> None:
     seen = trace_here(tmp_path, BY_CLASS.replace("1 << 20", "64")).not_seen
-    assert any("train.py:7 does where memory fails: name a card with --device" in line for line in seen)
+    assert any("train.py:7 does where memory fails: memfit trace --device CARD" in line for line in seen)
     assert not any("fails" in line for line in trace_here(tmp_path, UNHANDLED).not_seen)
