@@ -246,7 +246,7 @@ def _assumed(running: Running) -> tuple[AssumedAnswer, ...]:
     ]  # fmt: skip
     early = [
         AssumedAnswer(where=held.where, operator=held.text, answer=str(held.answer), times=1, decides_size=False)
-        for held in running.intervals.early
+        for held in (*running.intervals.early, *running.best_results.improved)
     ]
     own = [answer for answer in answers if lines.is_own(answer.where.rpartition(":")[0])]
     return tuple(early + own + [answer for answer in answers if answer.decides_size and answer not in own])

@@ -1,9 +1,12 @@
-"""Compiles the script, and the training loops of libraries, so that conditions on counters and loops ask a trace."""
+"""Compiles the script, and the training loops of libraries, so that conditions on counters and on the best result, and
+loops, ask a trace.
+"""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +15,10 @@ from types import CodeType
 from typing import Any
 
 from memfit.device.virtual.patching import replaced
+from memfit.script.best_results import best_of
 
 _REMAINDER, _TURNS, _WHILE = "__memfit_remainder__", "__memfit_turns__", "__memfit_while__"
+_IMPROVES = "__memfit_improves__"
 _LOOPS = re.compile(r"train|loop|callback|checkpoint")
 """Names of the modules of libraries in which a training loop decides."""
 _SIMPLE = (ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.operator, ast.expr_context)
@@ -21,7 +26,11 @@ _SIMPLE = (ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.operator, ast.e
 
 @contextmanager
 def code_rewritten(
-    is_own: Callable[[str], bool], remainder: Callable[..., Any], turns: Callable[..., Any], goes_on: Callable[..., Any]
+    is_own: Callable[[str], bool],
+    remainder: Callable[..., Any],
+    turns: Callable[..., Any],
+    goes_on: Callable[..., Any],
+    improves: Callable[..., Any],
 ) -> Iterator[None]:
     """Context in which modules are compiled by ``compiled``: those of the user, and training loops of libraries.
 
@@ -31,6 +40,8 @@ def code_rewritten(
         turns: called as ``turns(iterable, where, yields)``; its result is iterated in place of the iterable. ``yields``
             tells whether a ``yield`` may leave the loop's body.
         goes_on: called as ``goes_on(where)`` before a ``while`` loop; its result is asked before each turn.
+        improves: called as ``improves(holds, result, best, where, text)`` in place of a comparison of a result with the
+            best one so far, with its value first.
     """
     plain = SourceFileLoader.get_code
 
@@ -40,7 +51,7 @@ def code_rewritten(
             return compiled(loader.get_data(path), path)
         return plain(loader, name)
 
-    functions = {_REMAINDER: remainder, _TURNS: turns, _WHILE: goes_on}
+    functions = {_REMAINDER: remainder, _TURNS: turns, _WHILE: goes_on, _IMPROVES: improves}
     with replaced(builtins, **functions), replaced(SourceFileLoader, get_code=get_code):
         yield
 
@@ -70,7 +81,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        node.test = self._truth(node.test)
+        node.test = self._truth(self._best(node.test, node.body))
         return self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
@@ -97,6 +108,18 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         given = [node.iter, ast.Constant(f"{self._path}:{node.lineno}"), ast.Constant(yields)]
         node.iter = ast.copy_location(ast.Call(ast.Name(_TURNS, ast.Load()), given, []), node.iter)
+        return node
+
+    def _best(self, node: ast.expr, body: list[ast.stmt]) -> ast.expr:
+        """A condition whose comparisons of a result with the best one, as ``best_of`` has it, ask."""
+        match node:
+            case ast.BoolOp():
+                node.values = [self._best(value, body) for value in node.values]
+            case ast.Compare():
+                if compared := best_of(node, body):
+                    constants = [ast.Constant(value) for value in (f"{self._path}:{node.lineno}", ast.unparse(node))]
+                    arguments = [node, *map(copy.deepcopy, compared), *constants]
+                    return ast.copy_location(ast.Call(ast.Name(_IMPROVES, ast.Load()), arguments, []), node)
         return node
 
     def _truth(self, node: ast.expr) -> ast.expr:

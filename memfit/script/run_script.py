@@ -31,6 +31,7 @@ from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.value_masks import Walks
 from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_gpu
 from memfit.library_warnings import without_library_warnings
+from memfit.script.best_results import BestResults
 from memfit.script.compiled_kernels import compiled_kernels
 from memfit.script.failures import script_error
 from memfit.script.files import SavedFiles, checkpoints
@@ -79,6 +80,7 @@ class Running:
     loops: LoopEnds
     observations: Observations
     intervals: Intervals
+    best_results: BestResults
     facts: set[str]
     """What was asked of the card, as ``recorded_facts`` notes it."""
     begin: float
@@ -104,6 +106,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         intervals = Intervals(
             windows=lambda: watch.windows, allows=partial(_may_hold_early, tracer), on_early=watch.holds_early
         )
+        best_results = BestResults(allows=partial(_may_hold_early, tracer))
         loops = LoopEnds(
             watch=watch, is_own=tracer.lines.is_own, is_enough=lambda: stop.ends_loops,
             trainings_grow=lambda: trainings.grow,
@@ -112,7 +115,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         stop.repeats_trainings = lambda: loops.repeats_trainings
         running = Running(
             request=request, device=device, tracer=tracer, watch=watch, stop=stop, loops=loops,
-            observations=observations, intervals=intervals, facts=facts, begin=begin,
+            observations=observations, intervals=intervals, best_results=best_results, facts=facts, begin=begin,
         )  # fmt: skip
 
         def finish_now(why: str) -> None:
@@ -226,7 +229,9 @@ def _loops_followed(running: Running) -> Any:
         iterable = iterable if running.request.whole_passes else repeated.turns(iterable, where)
         return iterable if yields else loops.turns(iterable, where)
 
-    return code_rewritten(is_own, running.intervals.remainder, turns, loops.goes_on)
+    return code_rewritten(
+        is_own, running.intervals.remainder, turns, loops.goes_on, running.best_results.improves
+    )  # fmt: skip
 
 
 def _fails_past_the_end(error: BaseException, running: Running) -> bool:

@@ -1,0 +1,60 @@
+"""Each result of a validation is better than the one before it in a trace: what a script keeps of the best is seen."""
+
+from pathlib import Path
+
+import pytest
+
+from memfit.trace.self_test import live_peaks
+from tests.script.script_trace import trace_here
+
+SCRIPT = """
+import copy
+import torch
+from torch import nn
+loader = torch.utils.data.DataLoader(torch.ones(64, 64), 2)
+net = nn.Linear(64, 4096)
+optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=False)
+class Best:
+    score, state = {first}, None
+best = Best()
+for epoch in range(20):
+    for batch in loader:
+        optimizer.zero_grad(); net(batch).sum().backward(); optimizer.step()
+    with torch.no_grad():
+        score = sum(net(batch).mean().item() for batch in loader) / len(loader)
+    if {condition}:
+        {body}
+        best.state = copy.deepcopy(net.state_dict())
+"""
+WEIGHTS = 65 * 4096 * 4
+"""Also the bytes of the gradients."""
+
+
+@pytest.mark.parametrize(
+    ("condition", "first", "body"),
+    [
+        ("score > best.score", "-1.0", "best.score = score"),
+        ("score < best.score - 0.001", "float('inf')", "best.score, wait = score, 0"),
+        ("best.score is None or best.score < score", "None", "best.score = score"),
+    ],
+)
+def test_the_next_best_weights_are_copied_beside_those_before(
+    tmp_path: Path, condition: str, first: str, body: str
+) -> None:
+    outcome = trace_here(tmp_path, SCRIPT.format(condition=condition, first=first, body=body), device="cpu")
+    assert outcome.error is None
+    assert outcome.bare is not None
+    assert max(live_peaks(outcome.bare).values()) == pytest.approx(4 * WEIGHTS, rel=0.05)
+    (line,) = (line for line in outcome.assumed if "best.score" in line.operator)
+    assert condition.endswith(line.operator)
+    assert (line.answer, line.decides_size) == ("True", False)
+
+
+def test_a_comparison_with_what_is_not_replaced_is_left_as_it_is(tmp_path: Path) -> None:
+    outcome = trace_here(
+        tmp_path, SCRIPT.format(condition="score > best.score", first="0.5", body="pass"), device="cpu"
+    )
+    assert outcome.error is None
+    assert outcome.bare is not None
+    assert max(live_peaks(outcome.bare).values()) < 2.5 * WEIGHTS
+    assert not [line for line in outcome.assumed if "best" in line.operator]
