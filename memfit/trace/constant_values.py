@@ -29,6 +29,7 @@ from memfit.torch_compat.attributes import schema_of, storage_id_of
 from memfit.trace.filled_tensors import MOST_ELEMENTS, content_before, note_fill
 from memfit.trace.finite_checks import ANY, TRUTH, truth
 from memfit.trace.forgotten_content import KNOWN, forget
+from memfit.trace.host_distances import are_distances, may_be_distances
 from memfit.trace.host_numbers import MOST_FROM_HOST, is_few_from_host, may_be_view_of_host
 from memfit.trace.kept_integers import KEEPS_INTEGERS
 from memfit.trace.one_operand import DECIDED_BY, decided
@@ -99,7 +100,7 @@ def may_follow(func: Any, out: Any) -> bool:
     part = part_of(func)
     if part.fills or part.puts or part.checks or part.receives or part.written or func in KEEPS_INTEGERS:
         return True
-    if may_be_view_of_host(func, out):
+    if may_be_view_of_host(func, out) or may_be_distances(func):
         return True
     outs = out if isinstance(out, list | tuple) else (out,)
     return all(isinstance(made, Tensor) and (not made.is_floating_point() or small(made)) for made in outs)
@@ -167,6 +168,8 @@ def _holds_known_numbers(func: Any, args: Any, made: Any) -> bool:
     are."""
     if is_few_from_host(func, args, made):
         return value_of(args[0]) is not None
+    if are_distances(func, made):
+        return all(value_of(points) is not None for points in args[:2] if isinstance(points, Tensor))
     if func not in KEEPS_INTEGERS or not isinstance(made, Tensor) or made.numel() > MOST_ELEMENTS:
         return False
     known = value_of(args[0])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from memfit.torch_compat import FakeTensor
+from memfit.trace.host_distances import MOST_DISTANCES
 
 MOST_FROM_HOST = 1 << 15
 """Floating point numbers of at most so many elements are followed that the host had."""
@@ -22,13 +23,14 @@ _TO_COPY = torch.ops.aten._to_copy.default
 
 def may_be_view_of_host(func: Any, out: Any) -> bool:
     """Whether an operator gives a view that may be one of such numbers, by its size."""
-    return func.is_view and isinstance(out, Tensor) and out.numel() <= MOST_FROM_HOST
+    return func.is_view and isinstance(out, Tensor) and out.numel() <= MOST_DISTANCES
 
 
 def is_few_from_host(func: Any, args: Any, made: Any) -> bool:
-    """Whether an operator copies so few numbers of the host to the card, or gives a view of so few on the card."""
-    if not isinstance(made, Tensor) or made.numel() > MOST_FROM_HOST:
+    """Whether an operator copies so few numbers of the host to the card, or gives a view on the card of those, or of
+    the distances that are made of them."""
+    if not isinstance(made, Tensor):
         return False
     if func is _TO_COPY:
-        return not isinstance(args[0], FakeTensor)
-    return bool(func.is_view)
+        return made.numel() <= MOST_FROM_HOST and not isinstance(args[0], FakeTensor)
+    return bool(func.is_view) and made.numel() <= MOST_DISTANCES
