@@ -11,6 +11,7 @@ import ast
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from memfit.script.intervals import EarlyCondition
@@ -27,13 +28,18 @@ class BestResults:
 
     def improves(self, holds: Any, result: Any, best: Any, where: str, text: str) -> Any:
         """The condition's value ``holds``, or True where ``result`` is the same number as ``best``."""
-        same = isinstance(result, float) and isinstance(best, float) and result == best and math.isfinite(result)
-        if holds is not False or not same or not self.allows(where):
+        same = _is_float(result) and _is_float(best) and result == best and math.isfinite(result)
+        if not same or holds or not self.allows(where):
             return holds
         condition = EarlyCondition(where=where, text=text, answer=True)
         if condition not in self.improved:
             self.improved.append(condition)
         return True
+
+
+def _is_float(number: Any) -> bool:
+    """Whether it is a floating point number, of Python or NumPy."""
+    return isinstance(number, Real) and not isinstance(number, Integral)
 
 
 def best_of(compared: ast.Compare, body: list[ast.stmt]) -> tuple[ast.expr, ast.expr] | None:

@@ -60,6 +60,8 @@ class KnownOptimizer:
     """The event after its last step."""
     weights: set[int] = field(default_factory=set)
     """The ids of the parameters that it trains."""
+    states: list[int] = field(default_factory=list)
+    """Parameters that had a state after each step."""
     has_sparse: bool = False
     """Whether a gradient is sparse, which fused and 8-bit optimizers do not take."""
 

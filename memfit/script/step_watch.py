@@ -170,10 +170,10 @@ class StepWatch:
             self.end_updates()
         if not self.steps and not self.handler:
             self.handler = memory_handler(self.tracer.lines)
-        self.on_training()
         if self.phase != "train":
             self.cut("train", self.last)
         self.cuts[-1].trains = self._in_window = True
+        self.on_training()  # may end the trace: what came before it in the window is training too
         if self.tracer.part != part:
             self.tracer.mark(part)
 
@@ -321,6 +321,7 @@ class StepWatch:
         """Ends a step: the optimizer's state and gradients are known now."""
         tracer, number = self.tracer, self._number(optimizer)
         known = self.optimizers[number]
+        known.states.append(len(optimizer.state))
         for tensor in tensors_in(list(optimizer.state.values())):
             for inner in inner_tensors(tensor):
                 if tracer.recorded_number(inner) is not None:

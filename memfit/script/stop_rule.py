@@ -114,6 +114,7 @@ class TraceStop:
         self.trainings.step_ended()
         if self.enough:
             return
+        self._look_for_more_weights()
         known = [optimizer.steps for optimizer in self.watch.current()]
         least, most = min(known), max(known)
         if self.request.steps is not None:
@@ -124,6 +125,13 @@ class TraceStop:
             if complete >= WINDOWS and (not self._waits() or complete >= MOST_WINDOWS):
                 self.enough = f"{complete} steps of every optimizer"
                 self._wait_for_the_rest(len(known))
+
+    def _look_for_more_weights(self) -> None:
+        """Waits for all phases again where more weights are trained from this step on: the optimizer has more state."""
+        watch = self.watch
+        states = watch.optimizers[watch.steps[-1][1]].states
+        if len(states) > 1 and states[-1] > states[-2]:
+            watch.saves = watch.validations = watch.epochs = 0
 
     def _wait_for_the_rest(self, optimizers: int) -> None:
         """Has the loops end where a phase may come after them, within a limit that follows from the trace so far."""

@@ -9,6 +9,7 @@ from tests.script.script_trace import trace_here
 
 SCRIPT = """
 import copy
+import numpy
 import torch
 from torch import nn
 loader = torch.utils.data.DataLoader(torch.ones(64, 64), 2)
@@ -21,7 +22,7 @@ for epoch in range(20):
     for batch in loader:
         optimizer.zero_grad(); net(batch).sum().backward(); optimizer.step()
     with torch.no_grad():
-        score = sum(net(batch).mean().item() for batch in loader) / len(loader)
+        score = {kind}(sum(net(batch).mean().item() for batch in loader) / len(loader))
     if {condition}:
         {body}
         best.state = copy.deepcopy(net.state_dict())
@@ -31,17 +32,17 @@ WEIGHTS = 65 * 4096 * 4
 
 
 @pytest.mark.parametrize(
-    ("condition", "first", "body"),
+    ("kind", "condition", "first", "body"),
     [
-        ("score > best.score", "-1.0", "best.score = score"),
-        ("score < best.score - 0.001", "float('inf')", "best.score, wait = score, 0"),
-        ("best.score is None or best.score < score", "None", "best.score = score"),
+        ("float", "score > best.score", "-1.0", "best.score = score"),
+        ("numpy.float32", "score < best.score - 0.001", "float('inf')", "best.score, wait = score, 0"),
+        ("numpy.float64", "best.score is None or best.score < score", "None", "best.score = score"),
     ],
 )
 def test_the_next_best_weights_are_copied_beside_those_before(
-    tmp_path: Path, condition: str, first: str, body: str
+    tmp_path: Path, kind: str, condition: str, first: str, body: str
 ) -> None:
-    outcome = trace_here(tmp_path, SCRIPT.format(condition=condition, first=first, body=body), device="cpu")
+    outcome = trace_here(tmp_path, SCRIPT.format(kind=kind, condition=condition, first=first, body=body), device="cpu")
     assert outcome.error is None
     assert outcome.bare is not None
     assert max(live_peaks(outcome.bare).values()) == pytest.approx(4 * WEIGHTS, rel=0.05)
@@ -52,7 +53,7 @@ def test_the_next_best_weights_are_copied_beside_those_before(
 
 def test_a_comparison_with_what_is_not_replaced_is_left_as_it_is(tmp_path: Path) -> None:
     outcome = trace_here(
-        tmp_path, SCRIPT.format(condition="score > best.score", first="0.5", body="pass"), device="cpu"
+        tmp_path, SCRIPT.format(kind="float", condition="score > best.score", first="0.5", body="pass"), device="cpu"
     )
     assert outcome.error is None
     assert outcome.bare is not None

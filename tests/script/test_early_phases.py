@@ -251,3 +251,27 @@ def test_a_validation_every_so_many_steps_is_seen_beside_the_results_of_the_one_
     scores = 4 * 16384 * 256  # bytes of the batches' scores before they are put together, and of those before
     assert outcome.peak_bytes["validate"] == outcome.peak_bytes["save"] + 2 * scores
     assert outcome.windows == 4
+
+
+STOPPED = """
+import torch
+from torch import nn
+encoder = nn.Linear(64, 65536).requires_grad_(False)
+net = nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(net.parameters())
+loader = torch.utils.data.DataLoader(torch.ones(64, 64), 8)
+for epoch in range(20):
+    for batch in loader:
+        with torch.no_grad():
+            encoded = encoder(batch)[:, :64].clone()
+        net(encoded).sum().backward(); optimizer.step(); optimizer.zero_grad()
+        with torch.no_grad():
+            net(batch)
+        torch.save(net.state_dict(), "net.pt")
+"""
+
+
+def test_what_a_window_encodes_before_the_trace_stops_in_it_is_no_saving(tmp_path: Path) -> None:
+    peaks = trace_here(tmp_path, STOPPED, device="cpu").peak_bytes
+    encoded = 8 * 65536 * 4
+    assert peaks["train"] - peaks["save"] == pytest.approx(encoded, rel=0.05)
