@@ -28,6 +28,8 @@ MOST_BY_HAND = 64
 """A factor on the batches of a short pass, for ``next(iterator)`` in a script that does not handle the end of a pass.
 
 """
+_ASKED = "_memfit_length_asked"
+"""Attribute of a loader whose length the script has asked for."""
 _LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 _IN_PROCESS = {
     "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None,
@@ -66,20 +68,31 @@ class ShortIterator:
     """The first batches of a pass. A training pass goes on until its windows were seen."""
 
     def __init__(
-        self, iterator: Any, passes: ShortPasses, worker: WorkerInfo | None = None, length: int | None = None
+        self,
+        iterator: Any,
+        passes: ShortPasses,
+        worker: WorkerInfo | None = None,
+        length: int | None = None,
+        is_length_known: Callable[[], bool] = lambda: False,
     ) -> None:
         self._iterator, self._passes, self._worker, self._length = iterator, passes, worker, length
+        self._is_length_known = is_length_known
         self._turns = CollectedBatches(tracer=passes.watch.tracer)
         self._most, self._watch, self._backwards = passes.most, passes.watch, passes.backwards
         self._served = self._collected = 0
         self._windows, self._started = self._watch.windows, self._backwards()
+        self._stepped: list[int] = []
+        """Batches served when each window of the pass had ended."""
 
     def __iter__(self) -> ShortIterator:
         return self
 
     def __next__(self) -> Any:
         trains = self._backwards() > self._started
+        if self._watch.windows - self._windows > len(self._stepped):
+            self._stepped.append(self._served)
         enough = not trains or self._watch.windows - self._windows >= LEAST_WINDOWS or self._watch.windows > 4
+        enough = enough and (not trains or self._ends_as_a_whole_pass())
         is_cut = self._served >= self._most and enough and not self._goes_on()
         if is_cut and trains:
             self._passes.on_training_cut()
@@ -96,6 +109,21 @@ class ShortIterator:
             self._end(trains)
         self._served += 1
         return batch
+
+    def _ends_as_a_whole_pass(self) -> bool:
+        """Whether as many batches were served since a window ended as are left over in the end of a whole pass.
+
+        A script that accumulates gradients has some in its validation where batches are left over. One that has asked
+        for the length may step with the last batch, and leaves none.
+        """
+        if len(self._stepped) < LEAST_WINDOWS:
+            return True
+        accumulated = self._stepped[-1] - self._stepped[-2]
+        most = max(self._most, self._stepped[LEAST_WINDOWS - 1]) + 2 * accumulated
+        if accumulated < 2 or self._served >= most:
+            return True
+        left_over = 0 if self._is_length_known() else self._length or 0
+        return (self._served - left_over) % accumulated == 0
 
     def _goes_on(self) -> bool:
         """Whether the script would fail if the pass ended early."""
@@ -202,9 +230,10 @@ def _shortened(owner: Any, passes: ShortPasses) -> dict[str, Any]:
             batches = int(length(self))
         except TypeError:  # of an IterableDataset
             batches = None
-        return ShortIterator(iterator, passes, worker, batches)
+        return ShortIterator(iterator, passes, worker, batches, lambda: _ASKED in self.__dict__)
 
     def short_length(self: Any) -> int:
+        self.__dict__[_ASKED] = True
         is_whole = passes.whole and not isinstance(self.sampler, RandomSampler)
         return int(length(self)) if is_whole or _asked_by_lightning() else min(passes.most, length(self))
 
