@@ -274,6 +274,8 @@ def _not_seen(running: Running, trace: Trace | None, error: ScriptError | None) 
     for known in watch.current():
         if not known.steps and watch.windows and not known.weights <= stepped:
             lines.append(f"the optimizer of {known.line.file}:{known.line.line} never stepped")
+    if running.stop.code_after:
+        lines.append(f"what follows the training, from {running.stop.code_after}")
     if error is not None and watch.windows:
         lines.append(f"the rest of the script, after the error: {error.summary.rstrip('.')}")
     return tuple(lines)

@@ -32,6 +32,7 @@ from memfit.device.virtual.value_masks import Walks
 from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_gpu
 from memfit.library_warnings import without_library_warnings
 from memfit.script.best_results import BestResults
+from memfit.script.code_after import code_after
 from memfit.script.compiled_kernels import compiled_kernels
 from memfit.script.failures import script_error
 from memfit.script.files import SavedFiles, checkpoints
@@ -113,6 +114,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         )  # fmt: skip
         stop.can_end_loops, stop.meet_again = lambda: loops.can_end, intervals.meet_again
         stop.repeats_trainings = lambda: loops.repeats_trainings
+        stop.find_code_after = partial(code_after, tracer.lines.is_own, tracer.lines.is_internal)
         running = Running(
             request=request, device=device, tracer=tracer, watch=watch, stop=stop, loops=loops,
             observations=observations, intervals=intervals, best_results=best_results, facts=facts, begin=begin,

@@ -42,6 +42,9 @@ class TraceStop:
     begin: float
     trainings: RepeatedTrainings
     reason: str = ""
+    code_after: str = ""
+    """What the script does with its nets after the training, where that was stopped."""
+    find_code_after: Callable[[], str] = lambda: ""
     finish_now: Callable[[str], None] = lambda why: None
     can_end_loops: Callable[[], bool] = lambda: False
     """Whether the loops that run can be left."""
@@ -91,6 +94,8 @@ class TraceStop:
         """Raises:
         EnoughError: always, unless the script has caught it too often: then the process reports and ends.
         """
+        if not self.reason:
+            self.code_after = self.find_code_after()
         self.reason = self.reason or why
         self._raised += 1
         if self._raised > _PATIENCE:

@@ -1,0 +1,92 @@
+"""What a script does with its nets after the training: the answer says where, since a trace may not reach it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.script.script_trace import trace_here
+
+TRAINS = """
+import torch
+from torch import nn
+loader = torch.utils.data.DataLoader(torch.ones(64, 64), 8)
+net = nn.Linear(64, 512).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+def evaluate(some):
+    with torch.no_grad():
+        return [some(batch.cuda()).sum().item() for batch in loader]
+def test():
+    return evaluate(net)
+def get_model_state_dict(some):
+    return some.state_dict()
+def show(numbers):
+    return sum(numbers)
+def train():
+    for epoch in range(9):
+        for batch in loader:
+            net(batch.cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()
+        evaluate(net)
+        torch.save({"net": net.state_dict(), "epoch": int(epoch)}, f"{epoch}.pt")
+"""
+LINES = TRAINS.count("\n")
+
+
+CALLER = """def main():
+    with torch.device("cpu"):
+        train()
+    show([1])
+    evaluate(net)
+main()
+"""
+SAVES = """train()
+torch.save(net.state_dict(), "last.pt")
+torch.save(get_model_state_dict(net), "last.pt")
+print(show([len(loader)]), sum(p.numel() for p in net.parameters()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "line", "shown"),
+    [
+        ("train()\nprint('test', test())\n", 2, "print('test', test())"),
+        ("train(); show([1]); numbers = evaluate(net)\n", 1, "numbers = evaluate(net)"),
+        (CALLER, 5, "evaluate(net)"),
+        ("train()\nnet.load_state_dict(torch.load('8.pt'))\n", 2, "net.load_state_dict(torch.load('8.pt'))"),
+        (SAVES, 0, ""),
+    ],
+    ids=["function", "one line", "caller", "loads", "saves"],
+)
+def test_the_answer_says_what_follows_the_training(tmp_path: Path, rest: str, line: int, shown: str) -> None:
+    outcome = trace_here(tmp_path, TRAINS + rest)
+    follows = [text for text in outcome.not_seen if text.startswith("what follows the training")]
+    place = f"{tmp_path / 'train.py'}:{LINES + line}"
+    assert follows == ([f"what follows the training, from {place}: {shown}"] if shown else [])
+
+
+LOOP = """
+def fit(net, optimizer, loader, evaluate):
+    import torch
+    for epoch in range(9):
+        for batch in loader:
+            net(batch.cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()
+        evaluate(net)
+        torch.save(net.state_dict(), f"{epoch}.pt")
+    net.cpu().double()
+"""
+
+
+def test_the_rest_of_a_library_that_trains_is_not_the_script_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "fitting_of_a_library.py").write_text(LOOP)
+    monkeypatch.syspath_prepend(str(library))
+    rest = "from fitting_of_a_library import fit\nfit(net, optimizer, loader, evaluate)\ntest()\n"
+    outcome = trace_here(tmp_path, TRAINS + rest)
+    follows = [text for text in outcome.not_seen if text.startswith("what follows the training")]
+    assert follows == [f"what follows the training, from {tmp_path / 'train.py'}:{LINES + 3}: test()"]
+
+
+def test_a_rest_that_is_traced_is_not_told(tmp_path: Path) -> None:
+    without_saves = TRAINS.replace("        torch.save", "        0 and torch.save")
+    outcome = trace_here(tmp_path, f"{without_saves}train()\nprint(test())\ntorch.save(net.state_dict(), 'last.pt')\n")
+    assert not any(text.startswith("what follows the training") for text in outcome.not_seen)
