@@ -11,7 +11,7 @@ import ast
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import islice
@@ -19,6 +19,9 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from torch import nn
+
+from memfit.frame_variables import frame_variables
+from memfit.script.source_lines import SourceLines
 
 _CALLERS = frozenset(
     {
@@ -45,22 +48,18 @@ _TEXT = 60
 """Characters of a statement that are shown."""
 
 
-def code_after(is_own: Callable[[str], bool], is_internal: Callable[[str], bool]) -> str:
-    """Where the script goes on with its nets after the training that runs now, and its statement; empty: nowhere.
-
-    Args:
-        is_own, is_internal: tell the files of the user and of memfit.
-    """
-    for frame in _frames_of_the_training(is_own, is_internal):
+def code_after(lines: SourceLines) -> str:
+    """Where the script goes on with its nets after the training that runs now, and its statement; empty: nowhere."""
+    for frame in _frames_of_the_training(lines):
         for statement in _following(frame.f_code, _place(frame)):
-            if _uses_a_net(statement, frame.f_globals | frame.f_locals, is_own):
+            if _uses_a_net(statement, frame.f_globals | frame_variables(frame), lines):
                 text = " ".join(ast.unparse(statement).split("\n")[0].split())
                 shown = text if len(text) <= _TEXT else text[: _TEXT - 3] + "..."
                 return f"{frame.f_code.co_filename}:{statement.lineno}: {shown}"
     return ""
 
 
-def _frames_of_the_training(is_own: Callable[[str], bool], is_internal: Callable[[str], bool]) -> list[FrameType]:
+def _frames_of_the_training(lines: SourceLines) -> list[FrameType]:
     """The user's frames, the innermost first, from the one whose statement is the whole training."""
     frame: FrameType | None = sys._getframe(1)
     stack: list[FrameType] = []
@@ -69,14 +68,14 @@ def _frames_of_the_training(is_own: Callable[[str], bool], is_internal: Callable
         frame = frame.f_back
     frames: list[FrameType] = []
     for each in reversed(stack):
-        file, module = each.f_code.co_filename, each.f_globals.get("__name__", "")
+        file, module = each.f_code.co_filename, each.f_globals.get("__name__") or ""
         if module == _RUNS:
             frames = []
-        elif is_own(file):
+        elif lines.is_own(file):
             frames.append(each)
             if any(isinstance(node, _LOOPS) for node in _path(each.f_code, _place(each))):
                 break
-        elif frames and not is_internal(file) and not {module, module.partition(".")[0]} & _CALLERS:
+        elif frames and not lines.is_internal(file) and not {module, module.partition(".")[0]} & _CALLERS:
             break
     return frames[::-1]
 
@@ -138,14 +137,14 @@ def _begins_at(node: ast.AST, code: CodeType) -> bool:
     return code.co_firstlineno in (node.lineno, *(decorator.lineno for decorator in node.decorator_list))
 
 
-def _uses_a_net(statement: ast.stmt, names: Mapping[str, Any], is_own: Callable[[str], bool]) -> bool:
+def _uses_a_net(statement: ast.stmt, names: Mapping[str, Any], lines: SourceLines) -> bool:
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return False
     for call in (node for node in ast.walk(statement) if isinstance(node, ast.Call)):
         called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         if called in _LIGHT or called.lstrip("_").startswith(_SAVING) or _GETS_STATE.fullmatch(called):
             continue
-        if any(_has_a_net(names.get(name), is_own, frozenset()) for name in _own_names(call)):
+        if any(_has_a_net(names.get(name), lines, frozenset()) for name in _own_names(call)):
             return True
     return False
 
@@ -161,19 +160,21 @@ def _own_names(call: ast.Call) -> Iterator[str]:
             waiting += ast.iter_child_nodes(node)
 
 
-def _has_a_net(value: Any, is_own: Callable[[str], bool], seen: frozenset[CodeType]) -> bool:
-    """Whether it is a net, holds one, or is a function of the user's own that reads one or makes one."""
-    if isinstance(value, nn.Module):
-        return True
-    if isinstance(value, type):
+def _has_a_net(value: Any, lines: SourceLines, seen: frozenset[CodeType]) -> bool:
+    """Whether it is a net, holds one, or is a function of the user's own that reads one or makes one.
+
+    A value is asked for its type, not for its class, which an object of the user's own may answer as it likes.
+    """
+    if issubclass(type(value), type):
         return issubclass(value, nn.Module)
-    if isinstance(value, FunctionType):
+    if type(value) is FunctionType:
         code = value.__code__
-        if code in seen or not is_own(code.co_filename):
+        if code in seen or not lines.is_own(code.co_filename):
             return False
         read = (value.__globals__.get(name) for name in code.co_names)
-        return any(_has_a_net(each, is_own, seen | {code}) for each in read)
-    with suppress(Exception):  # an object of the user's own may answer as it likes
-        held = getattr(value, "__dict__", None)
-        return isinstance(held, dict) and any(isinstance(each, nn.Module) for each in list(held.values()))
-    return False
+        return any(_has_a_net(each, lines, seen | {code}) for each in read)
+    held: Any = None
+    with suppress(Exception):
+        held = value.__dict__
+    of_values = held.values() if type(held) is dict else ()
+    return any(issubclass(type(each), nn.Module) for each in (value, *of_values))

@@ -114,7 +114,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         )  # fmt: skip
         stop.can_end_loops, stop.meet_again = lambda: loops.can_end, intervals.meet_again
         stop.repeats_trainings = lambda: loops.repeats_trainings
-        stop.find_code_after = partial(code_after, tracer.lines.is_own, tracer.lines.is_internal)
+        stop.find_code_after = partial(code_after, tracer.lines)
         running = Running(
             request=request, device=device, tracer=tracer, watch=watch, stop=stop, loops=loops,
             observations=observations, intervals=intervals, best_results=best_results, facts=facts, begin=begin,

@@ -37,12 +37,13 @@ class HeldVariable:
 
 
 def _tensors(value: Any, name: str, depth: int = 2) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
+    kind = type(value)  # not its class, which an object of the user's own may answer as it likes
+    if issubclass(kind, Tensor):
         yield name, value
-    elif depth and isinstance(value, dict) and len(value) <= _MOST_ITEMS:
+    elif depth and issubclass(kind, dict) and len(value) <= _MOST_ITEMS:
         for key, item in list(value.items()):
             yield from _tensors(item, f"{name}[{key!r}]", depth - 1)
-    elif depth and isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
+    elif depth and issubclass(kind, list | tuple) and len(value) <= _MOST_ITEMS:
         for number, item in enumerate(value):
             yield from _tensors(item, f"{name}[{number}]", depth - 1)
 

@@ -86,6 +86,31 @@ def test_the_rest_of_a_library_that_trains_is_not_the_script_s(tmp_path: Path, m
     assert follows == [f"what follows the training, from {tmp_path / 'train.py'}:{LINES + 3}: test()"]
 
 
+PROXY = """
+class Proxy:
+    @property
+    def __class__(self):
+        raise RuntimeError("not bound")
+    __dict__ = __class__
+    def __call__(self):
+        pass
+proxy = Proxy()
+def main():
+    here = proxy
+    train()
+    here()
+    evaluate(net)
+main()
+"""
+
+
+def test_objects_of_the_script_may_answer_as_they_like(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, TRAINS + PROXY)
+    assert outcome.error is None
+    follows = [text for text in outcome.not_seen if text.startswith("what follows the training")]
+    assert follows == [f"what follows the training, from {tmp_path / 'train.py'}:{LINES + 14}: evaluate(net)"]
+
+
 def test_a_rest_that_is_traced_is_not_told(tmp_path: Path) -> None:
     without_saves = TRAINS.replace("        torch.save", "        0 and torch.save")
     outcome = trace_here(tmp_path, f"{without_saves}train()\nprint(test())\ntorch.save(net.state_dict(), 'last.pt')\n")
