@@ -16,16 +16,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from memfit.apply.mutable_state import MutableState
-from memfit.torch_compat.attributes import own_buffers, version_of
+from memfit.torch_compat.attributes import each_module, own_buffers, own_parameters, version_of
 
 
 class ForwardState:
     """The state of a module and of its arguments at the beginning of a forward."""
 
     def __init__(self, module: nn.Module, arguments: Any = ()) -> None:
-        self._module, modules = module, list(module.modules())
+        self._modules = modules = list(each_module(module))
         self._python = MutableState(arguments, modules)
-        self._flags = _flags(module)
+        self._flags = _flags(modules)
         self._statistics = [
             (part, name) for part in modules if _normalises(part) and part.training for name in own_buffers(part)
         ]
@@ -58,8 +58,8 @@ class ForwardState:
             buffer = own_buffers(part)[name]
             if buffer is not None:
                 copies[part, name] = buffer.detach().clone()
-        now, flags = [(part, name, own_buffers(part).get(name)) for part, name in copies], _flags(self._module)
-        _set_flags(self._module, self._flags)
+        now, flags = [(part, name, own_buffers(part).get(name)) for part, name in copies], _flags(self._modules)
+        _set_flags(self._modules, self._flags)
         for (part, name), value in copies.items():
             own_buffers(part)[name] = value
         try:
@@ -68,7 +68,7 @@ class ForwardState:
         finally:
             for part, name, buffer in now:
                 own_buffers(part)[name] = buffer
-            _set_flags(self._module, flags)
+            _set_flags(self._modules, flags)
 
 
 class _ReentrantContext(AbstractContextManager[None]):
@@ -90,17 +90,21 @@ def _normalises(module: nn.Module) -> bool:
     return "running_mean" in own_buffers(module)
 
 
-def _flags(module: nn.Module) -> tuple[list[bool], list[bool]]:
+def _flags(modules: list[nn.Module]) -> tuple[list[bool], list[bool]]:
     """The training mode of every module and ``requires_grad`` of every parameter, in order: an engine may replace
     parameters.
     """
-    return [part.training for part in module.modules()], [p.requires_grad for p in module.parameters()]
+    return [part.training for part in modules], [p.requires_grad for p in _parameters(modules)]
 
 
-def _set_flags(module: nn.Module, flags: tuple[list[bool], list[bool]]) -> None:
-    for part, trains in zip(module.modules(), flags[0], strict=True):
+def _parameters(modules: list[nn.Module]) -> Iterator[nn.Parameter]:
+    return (value for part in modules for value in own_parameters(part).values() if value is not None)
+
+
+def _set_flags(modules: list[nn.Module], flags: tuple[list[bool], list[bool]]) -> None:
+    for part, trains in zip(modules, flags[0], strict=True):
         if part.training != trains:
             part.training = trains
-    for parameter, learns in zip(module.parameters(), flags[1], strict=True):
+    for parameter, learns in zip(_parameters(modules), flags[1], strict=True):
         if parameter.requires_grad != learns:
             parameter.requires_grad_(learns)

@@ -9,9 +9,10 @@ lives longer because of it. Not covered: attributes in ``__slots__``, globals, a
 from __future__ import annotations
 
 import enum
+import operator
 import types
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +26,7 @@ _CLOSED = (
     type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, enum.Enum, Tensor,
     torch.Generator, torch.dtype, torch.device, str, bytes, int, float, complex,
 )  # fmt: skip
+_OFTEN_CLOSED = frozenset({type(None), bool, int, float, str, torch.dtype})
 _OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes that every module has: parameters, buffers, hooks, mode."""
 
@@ -69,12 +71,16 @@ def _containers(arguments: Any, modules: list[nn.Module]) -> Iterator[Container]
     stack: list[tuple[Any, bool]] = [(arguments, True)]
     for module in modules:
         yield vars(module)
-        stack += [(value, False) for name, value in vars(module).items() if name not in _OF_TORCH]
+        stack += [
+            (value, False)
+            for name, value in vars(module).items()
+            if name not in _OF_TORCH and type(value) not in _OFTEN_CLOSED
+        ]
     while stack and len(seen) < MOST:
         value, through_objects = stack.pop()
-        if id(value) in seen or isinstance(value, _CLOSED) or value is None:
+        if isinstance(value, _CLOSED) or value is None or (key := id(value)) in seen:
             continue
-        seen.add(id(value))
+        seen.add(key)
         inner: list[Any] = []
         if isinstance(value, dict | list | set):
             yield value
@@ -95,6 +101,8 @@ def _copy(box: Container) -> Any:
 def _change(box: Container, old: Any) -> Any:
     """Returns what has to be restored to have the old contents again; None if nothing changed."""
     if isinstance(box, dict):
+        if _are_identical(box, old) and _are_identical(box.values(), old.values()):
+            return None
         slots = {key: value for key, value in old.items() if box.get(key, _ABSENT) is not value}
         slots |= dict.fromkeys(box.keys() - old.keys(), _ABSENT)
         return slots or None
@@ -105,8 +113,12 @@ def _change(box: Container, old: Any) -> Any:
     return None if box == old else old
 
 
+def _are_identical(some: Collection[Any], others: Collection[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
 def _begins_with(longer: list[Any], shorter: list[Any]) -> bool:
-    return len(longer) >= len(shorter) and all(a is b for a, b in zip(longer, shorter, strict=False))
+    return len(longer) >= len(shorter) and all(map(operator.is_, longer, shorter))
 
 
 def _undo(box: Container, change: Any) -> None:

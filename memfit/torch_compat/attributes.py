@@ -169,23 +169,26 @@ def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
         yield from inner_tensors(getattr(tensor, name))
 
 
-def each_parameter(net: nn.Module) -> Iterator[nn.Parameter]:
-    """Yields the parameters of a module and of those within it, in no order; one that several hold comes several times.
-
-    ``Module.parameters`` passes each through as many generators as modules lie around it.
+def each_module(net: nn.Module) -> Iterator[nn.Module]:
+    """Yields a module and those within it, as ``Module.modules`` does, which passes each through as many generators as
+    modules lie around it.
     """
-    seen, waiting = set[int](), [net]
+    seen, waiting = set[int](), list[nn.Module | None]([net])
     while waiting:
         module = waiting.pop()
-        if id(module) in seen:
+        if module is None or (key := id(module)) in seen:
             continue
-        seen.add(id(module))
+        seen.add(key)
+        yield module
+        waiting += reversed(module._modules.values())
+
+
+def each_parameter(net: nn.Module) -> Iterator[nn.Parameter]:
+    """Yields the parameters of a module and of those within it; one that several hold comes several times."""
+    for module in each_module(net):
         for parameter in module._parameters.values():
             if parameter is not None:
                 yield parameter
-        for inner in module._modules.values():
-            if inner is not None:
-                waiting.append(inner)
 
 
 def apply_to_tensors(net: nn.Module, function: Callable[[Tensor], Tensor]) -> None:

@@ -26,7 +26,8 @@ _PRODUCTS = frozenset({_aten.mm.default, _aten.bmm.default, _aten.mv.default})
 _SUM = _aten.add.Tensor
 _DISPATCH = "__torch_dispatch__"
 
-_Place = tuple[tuple[CodeType, int], ...]
+_Place = list[CodeType | int]
+"""Code and the place in it, of each frame."""
 
 
 class LinearSums:
@@ -67,14 +68,15 @@ def added_in_place(product: Tensor, bias: Tensor) -> Tensor:
 
 def _place_of(frame: FrameType) -> _Place | None:
     """The calls that frames of Python have open around the tracer; None where another dispatch is among them."""
-    place = []
+    place: list[CodeType | int] = []
     caller = frame.f_back
     while caller is not None:
-        if caller.f_code.co_name == _DISPATCH:
+        code = caller.f_code
+        if code.co_name == _DISPATCH:
             return None
-        place.append((caller.f_code, caller.f_lasti))
+        place += code, caller.f_lasti
         caller = caller.f_back
-    return tuple(place)
+    return place
 
 
 PRODUCTS_AND_SUMS = _PRODUCTS | {_SUM}

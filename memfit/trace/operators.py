@@ -27,8 +27,6 @@ _COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.copy_.defau
 class Operator:
     """An operator's part in a trace."""
 
-    func: Any
-    """The operator itself: as long as it is here, no other has its ``id``."""
     name: str
     is_intercepted: bool
     """Whether ``Virtual.intercept`` may have something to say about it outside of inference mode."""
@@ -60,17 +58,15 @@ class Operator:
     """Notes which values its output, a mask, is of, and between which numbers integers lie."""
 
 
-_known: dict[int, Operator] = {}
-"""By the id of an operator, whose own hash is computed in Python."""
+_known: dict[Any, Operator] = {}
 
 
 def operator(func: Any) -> Operator:
     """The operator that a dispatch mode is called with."""
-    known = _known.get(id(func))
+    known = _known.get(func)
     if known is None:
         schema = schema_of(func)
-        known = _known[id(func)] = Operator(
-            func=func,
+        known = _known[func] = Operator(
             name=str(func),
             is_intercepted=is_intercepted(func),
             may_be_sparse=func in MAY_BE_SPARSE,

@@ -37,15 +37,10 @@ def _describe(args: Any, parts: list[Any], tensors: list[FakeTensor]) -> None:
                 raise _NotPlainError
             if lazy_operators and is_lazy(arg):
                 raise _NotPlainError
-            parts.append(arg.dtype)
-            parts.append(arg.shape)
-            parts.append(arg.stride())
-            parts.append(arg.storage_offset())
-            parts.append(arg.fake_device)
+            parts += arg.dtype, arg.shape, arg.stride(), arg.storage_offset(), arg.fake_device
             tensors.append(arg)
         elif kind in _PLAIN:
-            parts.append(kind)
-            parts.append(arg)
+            parts += kind, arg
         elif kind is list or kind is tuple:
             parts.append(len(arg))
             _describe(arg, parts, tensors)
@@ -55,7 +50,7 @@ def _describe(args: Any, parts: list[Any], tensors: list[FakeTensor]) -> None:
 
 def call_key(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> tuple[Any, ...] | None:
     """What a call's outputs depend on; None where there is more. Its tensors are appended to ``tensors``."""
-    parts: list[Any] = [id(func), torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+    parts: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
     try:
         _describe(args, parts, tensors)
         for name, value in kwargs.items():

@@ -70,9 +70,6 @@ class Remembered:
 
 
 _calls: dict[tuple[Any, ...], Remembered] = {}
-_remembered: dict[int, Any] = {}
-"""The operators in the keys of ``_calls`` by their ids, which stay theirs as long as they are here. An operator's own
-hash is computed in Python."""
 
 
 def _views_ordinary_tensor(func: Any, args: Any) -> bool:
@@ -180,7 +177,8 @@ class VirtualMode(FakeTensorMode):
             return out
         known = _calls.get(key)
         if known is not None:
-            return known.make(self, tensors)
+            with DisableTorchDispatch():
+                return known.make(self, tensors)
         out = self._run(func, types, args, kwargs, tensors)
         layout = layout_of(func, args, on_cpu=not self.on_gpu)
         if layout is not None:
@@ -189,7 +187,7 @@ class VirtualMode(FakeTensorMode):
             out = cuda_outputs(func, args, out)
         make = self._learn(func, tensors, out)
         if make is not None:
-            _calls[key], _remembered[id(func)] = Remembered(make=make), func
+            _calls[key] = Remembered(make=make)
         return out
 
     def _without_subclasses(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -309,21 +307,17 @@ class VirtualMode(FakeTensorMode):
 
     def new(self, elem: Tensor, device: torch.device) -> FakeTensor:
         """A fake tensor on ``device`` over a meta tensor; what ``FakeTensor(mode, elem, device)`` gives, faster."""
-        attributes = self._attributes.get(device)
-        if attributes is None:
-            self._attributes[device] = attributes = dict(vars(FakeTensor(self, elem, device)))
-        tensor: FakeTensor = make_subclass(
-            FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device
-        )
+        tensor = self.view(elem, device)
         warn_on_data_pointer(tensor)
-        tensor.__dict__.update(attributes)
         return tensor
 
     def view(self, elem: Tensor, device: torch.device) -> FakeTensor:
-        """``new`` over the storage of another fake tensor, which warns already where its address is asked for."""
+        """``new`` over the storage of another fake tensor, which warns already where its address is asked for. ``elem``
+        may be that tensor, where dispatch is off."""
         attributes = self._attributes.get(device)
         if attributes is None:
-            return self.new(elem, device)
+            first = FakeTensor(self, torch.empty(0, device=_META), device)
+            self._attributes[device] = attributes = dict(vars(first))
         tensor: FakeTensor = make_subclass(
             FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device
         )
@@ -364,7 +358,11 @@ class VirtualMode(FakeTensorMode):
             tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.fake_device,
         )  # fmt: skip
         if storage_id(storage) in places:
-            return _view_maker(places[storage_id(storage)], shape, stride, offset, dtype, device)
+            place = places[storage_id(storage)]
+            seen = tensors[place]
+            if (seen.shape, seen.stride(), seen.storage_offset(), seen.dtype) == (shape, stride, offset, dtype):
+                return lambda mode, given: mode.view(given[place], device)
+            return _view_maker(place, shape, stride, offset, dtype, device)
         fresh = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
         if offset or fresh.untyped_storage().nbytes() != storage.nbytes():
             return None
