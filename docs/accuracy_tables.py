@@ -70,6 +70,29 @@ def workspace_rules() -> str:
     return table(["workspaces", *header], rows)
 
 
+def workspace_nets() -> str:
+    """The low nets, and one that is predicted right, at their largest batches."""
+    figures = result("convolution_workspaces")
+    nets = {*figures["low_nets"], "ese_vovnet39b"}
+    rules = [row["rule"] for row in figures["rules_sampled"]]
+    largest = {row[0]: row for row in sorted(figures["rows"], key=lambda row: row[1]) if row[0] in nets}
+    rows = (
+        [net, batch, round(measured), *(percent(predicted / measured - 1, 1) for predicted in others[-len(rules) :])]
+        for net, batch, measured, *others in sorted(largest.values())
+    )
+    return table(["net", "batch", "measured, MiB", *rules], rows)
+
+
+def workspace_sample() -> str:
+    """Each of the few rules on the fair sample."""
+    parts = [
+        f"{row['rule']} {percent(row['median'], 1)} and {percent(row['p90'], 1)} %"
+        for row in result("convolution_workspaces")["rules_sampled"]
+    ]
+    runs = result("convolution_workspaces")["rules_sampled"][0]["runs"]
+    return f"Median and 90th percentile on {runs} runs of a fair sample: {'; '.join(parts)}."
+
+
 def workspace_effect() -> str:
     names = ("median", "p90", "margin_alone", "with_twice")
     rows = (
