@@ -21,14 +21,19 @@ _ORDERS = (ast.Lt, ast.Gt)
 
 @dataclass(kw_only=True)
 class BestResults:
-    """Answers the conditions. ``allows`` asks for a place whether one may hold that does not by itself."""
+    """Answers the conditions. ``allows`` asks for a place whether one may hold that does not by itself; ``validated``
+    tells whether a validation has run since the last step.
+    """
 
     allows: Callable[[str], bool] = lambda where: True
+    validated: Callable[[], bool] = lambda: True
     improved: list[EarlyCondition] = field(default_factory=list)
 
     def improves(self, holds: Any, result: Any, best: Any, where: str, text: str) -> Any:
         """The condition's value ``holds``, or True where ``result`` is the same number as ``best``."""
-        same = _is_float(result) and _is_float(best) and result == best and math.isfinite(result)
+        same = _is_number(result) and _is_number(best) and result == best and math.isfinite(result)
+        if same and isinstance(result, Integral) and not self.validated():
+            same = False  # such as the most rows of a batch, for which a script keeps a buffer
         if not same or holds or not self.allows(where):
             return holds
         condition = EarlyCondition(where=where, text=text, answer=True)
@@ -37,9 +42,9 @@ class BestResults:
         return True
 
 
-def _is_float(number: Any) -> bool:
-    """Whether it is a floating point number, of Python or NumPy."""
-    return isinstance(number, Real) and not isinstance(number, Integral)
+def _is_number(number: Any) -> bool:
+    """Whether it is a number, of Python or NumPy, and no truth value."""
+    return isinstance(number, Real) and not isinstance(number, bool)
 
 
 def best_of(compared: ast.Compare, body: list[ast.stmt]) -> tuple[ast.expr, ast.expr] | None:

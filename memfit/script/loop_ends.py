@@ -1,10 +1,11 @@
 """Ends the training loops of a script once enough steps were seen, so that what comes after the loops is seen too.
 
-Many scripts validate or save after their last step alone. A loop of the user's own files that trains is left before its
-next turn, as if it had come to its end. A loop around it makes two turns: what a turn does before its first step, such
-as playing games, is seen with the optimizers' state. Where each turn is a training of its own, as a fold of a
-cross-validation, and each leaves its net in memory, the loop makes more turns. The last number of a ``range`` has its
-turn too: what a script does in its last step, it asks for by that number.
+Many scripts validate or save after their last step alone. A loop that trains, of the user's own files or of a library's
+trainer, is left before its next turn, as if it had come to its end. A loop around it makes two turns: what a turn does
+before its first step, such as playing games, is seen with the optimizers' state. Where each turn is a training of its
+own, as a fold of a cross-validation, and each leaves its net in memory, the loop makes more turns. The last number of a
+``range`` has its turn too: what a script does in its last step, it asks for by that number. Where validation and saving
+were seen within the loops, all of them are left once the turn that runs is over.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class LoopEnds:
     """Leaves loops where ``is_enough`` says so."""
 
     watch: StepWatch
-    is_own: Callable[[str], bool]
-    """Tells the files of the user."""
     is_enough: Callable[[], bool] = lambda: False
+    rest_alone: Callable[[], bool] = lambda: False
+    """Whether all phases were seen within the loops: they end as soon as their turns do."""
     trainings_grow: Callable[[], bool] = lambda: False
     """Whether the last training that the script repeats began beside more than the one before it."""
     ended: list[str] = field(default_factory=list)
@@ -73,19 +74,18 @@ class LoopEnds:
 
     def turns(self, iterable: Iterable[Any], where: str) -> Iterable[Any]:
         """The elements of a ``for`` loop's iterable, until enough was seen."""
-        return self._until_enough(iterable, where) if self._is_watched(where) else iterable
+        return self._until_enough(iterable, where) if self._may_train() else iterable
 
     def goes_on(self, where: str) -> Callable[[], bool]:
         """What a ``while`` loop asks before each turn, after its own condition. It is made where the loop begins."""
-        if not self._is_watched(where):
+        if not self._may_train():
             return lambda: True
         turns = self._until_enough(iter(lambda: True, False), where)
         return lambda: next(turns, False)
 
-    def _is_watched(self, where: str) -> bool:
+    def _may_train(self) -> bool:
         watch = self.watch
-        may_train = torch.is_grad_enabled() and not watch.depth and not watch.tracer.is_paused
-        return may_train and self.is_own(where.rpartition(":")[0])
+        return torch.is_grad_enabled() and not watch.depth and not watch.tracer.is_paused
 
     def _until_enough(self, iterable: Iterable[Any], where: str) -> Iterator[Any]:
         loop, elements = _Loop(is_late=self.is_enough()), iter(iterable)
@@ -103,7 +103,7 @@ class LoopEnds:
                 loop.trainings += self._trains(loop) and self._made_optimizer(loop)
             self.ended.append(where)
             self.trainings_cut |= loop.trainings > 0
-            if type(iterable) is range and length_hint(elements):
+            if type(iterable) is range and length_hint(elements) and not self.rest_alone():
                 self.watch.in_last_turn = True
                 yield iterable[-1]
             self.watch.epoch_ended()
@@ -117,7 +117,8 @@ class LoopEnds:
             return False
         if 0 < loop.trainings < MOST_TRAININGS and self.trainings_grow():
             return False
-        return self.watch.windows >= LEAST_WINDOWS and (loop.is_late or loop.turns >= LEAST_TURNS)
+        enough_turns = loop.is_late or loop.turns >= LEAST_TURNS or self.rest_alone()
+        return self.watch.windows >= LEAST_WINDOWS and enough_turns
 
     def _trains(self, loop: _Loop) -> bool:
         """Whether the turn has trained so far."""

@@ -184,6 +184,12 @@ def _final_names(cuts: Sequence[Cut], windows: int) -> list[str]:
     return names
 
 
+def validated_after(cuts: Sequence[Cut], steps: Sequence[tuple[int, int]]) -> bool:
+    """Whether a validation has begun since the last optimizer step."""
+    since = steps[-1][0] if steps else 0
+    return any(cut.phase == "validate" and cut.start >= since for cut in reversed(cuts))
+
+
 def _lines_in_each_window(cuts: Sequence[Cut], windows: int) -> set[Line]:
     """The lines of forwards without gradients that run in every window of ``windows``, and not after an epoch alone.
 

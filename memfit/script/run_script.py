@@ -49,6 +49,7 @@ from memfit.script.observations import Observations, observed
 from memfit.script.other_processes import other_processes
 from memfit.script.outcome import NOT_FOLLOWED, SCRIPT_ENDED, ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.own_calls import own_calls
+from memfit.script.phase_spans import validated_after
 from memfit.script.pretrained import absent_weights
 from memfit.script.ranks import script_ranks
 from memfit.script.repeated_trainings import RepeatedTrainings
@@ -107,9 +108,11 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
         intervals = Intervals(
             windows=lambda: watch.windows, allows=partial(_may_hold_early, tracer), on_early=watch.holds_early
         )
-        best_results = BestResults(allows=partial(_may_hold_early, tracer))
+        best_results = BestResults(
+            allows=partial(_may_hold_early, tracer), validated=lambda: validated_after(watch.cuts, watch.steps)
+        )
         loops = LoopEnds(
-            watch=watch, is_own=tracer.lines.is_own, is_enough=lambda: stop.ends_loops,
+            watch=watch, is_enough=lambda: stop.ends_loops, rest_alone=lambda: stop.rest_alone,
             trainings_grow=lambda: trainings.grow,
         )  # fmt: skip
         stop.can_end_loops, stop.meet_again = lambda: loops.can_end, intervals.meet_again

@@ -54,6 +54,8 @@ class TraceStop:
     """Lets conditions on counters that held early hold once more; returns whether there are any."""
     ends_loops: bool = False
     """Whether enough was seen, and what comes after the loops is waited for."""
+    rest_alone: bool = False
+    """Whether all phases were seen, and it is waited for what the script does with its nets after the training."""
     enough: str = ""
     """Why the next part of a window is not run."""
     _last_steps: int = 0
@@ -139,12 +141,14 @@ class TraceStop:
             watch.saves = watch.validations = watch.epochs = 0
 
     def _wait_for_the_rest(self, optimizers: int) -> None:
-        """Has the loops end where a phase may come after them, within a limit that follows from the trace so far."""
+        """Has the loops end where a phase, or other work with the nets, may come after them, within a limit that
+        follows from the trace so far.
+        """
         watch = self.watch
-        seen = watch.saves and watch.validations and not self.repeats_trainings()
-        if seen or not self.can_end_loops():
+        seen = bool(watch.saves and watch.validations) and not self.repeats_trainings()
+        if not self.can_end_loops() or (seen and not self.find_code_after()):
             return
-        self.ends_loops = True
+        self.ends_loops, self.rest_alone = True, seen
         self._last_operators = 2 * (self._operators + SHORT_TRACE)
         self._last_steps = len(watch.steps) + FURTHER_WINDOWS * optimizers
         elapsed = time.perf_counter() - self.begin

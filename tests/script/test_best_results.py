@@ -35,6 +35,8 @@ WEIGHTS = 65 * 4096 * 4
     ("kind", "condition", "first", "body"),
     [
         ("float", "score > best.score", "-1.0", "best.score = score"),
+        ("int", "score > best.score", "0", "best.score = score"),
+        ("numpy.int64", "best.score < score", "-1", "best.score = score"),
         ("numpy.float32", "score < best.score - 0.001", "float('inf')", "best.score, wait = score, 0"),
         ("numpy.float64", "best.score is None or best.score < score", "None", "best.score = score"),
     ],
@@ -59,3 +61,27 @@ def test_a_comparison_with_what_is_not_replaced_is_left_as_it_is(tmp_path: Path)
     assert outcome.bare is not None
     assert max(live_peaks(outcome.bare).values()) < 2.5 * WEIGHTS
     assert not [line for line in outcome.assumed if "best" in line.operator]
+
+
+BUFFER = """
+import torch
+from torch import nn
+loader = torch.utils.data.DataLoader(torch.ones(64, 64), 2)
+net = nn.Linear(64, 4096)
+optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=False)
+most, places = 0, None
+for epoch in range(3):
+    for batch in loader:
+        rows = len(batch)
+        if rows > most:
+            most = rows
+            places = torch.zeros(rows, 1 << 20)
+        optimizer.zero_grad(); net(batch).sum().backward(); optimizer.step()
+"""
+
+
+def test_a_buffer_for_the_most_rows_so_far_is_made_once(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, BUFFER, device="cpu")
+    assert outcome.bare is not None
+    assert max(live_peaks(outcome.bare).values()) < 1.5 * (2 * 4 << 20)
+    assert not [line for line in outcome.assumed if "most" in line.operator]

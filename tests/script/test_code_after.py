@@ -1,10 +1,11 @@
-"""What a script does with its nets after the training: the answer says where, since a trace may not reach it."""
+"""What a script does with its nets after the training: it is traced, and the answer says where if it is not."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.script.script_trace import trace_here
+from memfit.script.outcome import ScriptOutcome
+from tests.script.script_trace import trace_alone, trace_here
 
 TRAINS = """
 import torch
@@ -57,7 +58,7 @@ print(show([len(loader)]), sum(p.numel() for p in net.parameters()))
     ids=["function", "one line", "caller", "loads", "saves"],
 )
 def test_the_answer_says_what_follows_the_training(tmp_path: Path, rest: str, line: int, shown: str) -> None:
-    outcome = trace_here(tmp_path, TRAINS + rest)
+    outcome = trace_here(tmp_path, TRAINS + rest, steps=3)
     follows = [text for text in outcome.not_seen if text.startswith("what follows the training")]
     place = f"{tmp_path / 'train.py'}:{LINES + line}"
     assert follows == ([f"what follows the training, from {place}: {shown}"] if shown else [])
@@ -81,7 +82,7 @@ def test_the_rest_of_a_library_that_trains_is_not_the_script_s(tmp_path: Path, m
     (library / "fitting_of_a_library.py").write_text(LOOP)
     monkeypatch.syspath_prepend(str(library))
     rest = "from fitting_of_a_library import fit\nfit(net, optimizer, loader, evaluate)\ntest()\n"
-    outcome = trace_here(tmp_path, TRAINS + rest)
+    outcome = trace_here(tmp_path, TRAINS + rest, steps=3)
     follows = [text for text in outcome.not_seen if text.startswith("what follows the training")]
     assert follows == [f"what follows the training, from {tmp_path / 'train.py'}:{LINES + 3}: test()"]
 
@@ -105,10 +106,89 @@ main()
 
 
 def test_objects_of_the_script_may_answer_as_they_like(tmp_path: Path) -> None:
-    outcome = trace_here(tmp_path, TRAINS + PROXY)
+    outcome = trace_here(tmp_path, TRAINS + PROXY, steps=3)
     assert outcome.error is None
     follows = [text for text in outcome.not_seen if text.startswith("what follows the training")]
     assert follows == [f"what follows the training, from {tmp_path / 'train.py'}:{LINES + 14}: evaluate(net)"]
+
+
+FINAL = """
+torch.save(net.state_dict(), "last.pt")
+net.load_state_dict(torch.load("last.pt"))
+with torch.no_grad():
+    net(torch.ones(1 << 16, 64).cuda())
+"""
+RESULT = (1 << 16) * 512 * 4
+TRAINER = """
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 512)
+    def forward(self, x, labels=None):
+        out = self.layer(x)
+        return {"loss": out.mean(), "logits": out[:, :1]}
+data = [{"x": torch.ones(64), "labels": 0}] * 64
+arguments = TrainingArguments("out", report_to=[], max_steps=1000, use_cpu=not torch.cuda.is_available(), **{more})
+trainer = Trainer(Net(), arguments, train_dataset=data, eval_dataset=data)
+net = trainer.model
+trainer.train()
+"""
+EVALUATES = {"eval_strategy": "steps", "eval_steps": 50, "save_strategy": "steps", "save_steps": 50}
+LIGHTNING = """
+import torch
+from torch import nn
+import lightning
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 512)
+    def forward(self, x):
+        return self.layer(x)
+    def training_step(self, batch, number):
+        return self(batch).mean()
+    def validation_step(self, batch, number):
+        self(batch)
+    def test_step(self, batch, number):
+        self(batch)
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+net = Net()
+loader = torch.utils.data.DataLoader(torch.ones(64, 64), 8)
+trainer = lightning.Trainer(max_epochs=100, logger=False, enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(net, loader, loader)
+trainer.test(net, torch.utils.data.DataLoader(torch.ones(1 << 16, 64), 1 << 16), ckpt_path="best")
+"""
+
+
+def test_the_rest_is_traced_where_validation_and_saving_were_seen(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, f"{TRAINS}train()\n{FINAL}")
+    _has_the_rest(outcome)
+    assert outcome.windows == 5, "an epoch of 4 steps, and one of the next"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TRAINER.replace("{more}", repr(EVALUATES)) + FINAL.replace(".cuda()", ".to(trainer.args.device)"),
+        TRAINER.replace("{more}", "{}") + FINAL.replace(".cuda()", ".to(trainer.args.device)"),
+        LIGHTNING,
+    ],
+    ids=["trainer", "trainer without validation", "lightning"],
+)
+def test_the_rest_is_traced_after_a_library_s_loops(tmp_path: Path, text: str) -> None:
+    outcome = trace_alone(tmp_path, text)
+    _has_the_rest(outcome)
+    assert outcome.windows < 15
+
+
+def _has_the_rest(outcome: ScriptOutcome) -> None:
+    assert outcome.error is None
+    assert outcome.peak_bytes["validate"] > RESULT
+    assert "save" in outcome.peak_bytes
+    assert not any(text.startswith("what follows the training") for text in outcome.not_seen)
 
 
 def test_a_rest_that_is_traced_is_not_told(tmp_path: Path) -> None:
