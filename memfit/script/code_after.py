@@ -32,6 +32,8 @@ _CALLERS = frozenset(
 """Libraries, and modules of them, that call a script's own functions, whose callers go on after it."""
 _RUNS = "memfit.script.run_script"
 """What runs the script: whoever calls it does not belong to that."""
+_FORWARD = "torch.nn.modules.module"
+"""What calls a net's forward."""
 _SAVING = ("save", "unwrap", "export", "push", "log")
 """Beginnings of the names of calls that save a net."""
 _LIGHT = frozenset(
@@ -48,10 +50,16 @@ _TEXT = 60
 """Characters of a statement that are shown."""
 
 
-def code_after(lines: SourceLines) -> str:
-    """Where the script goes on with its nets after the training that runs now, and its statement; empty: nowhere."""
-    for frame in _frames_of_the_training(lines):
-        for statement in _following(frame.f_code, _place(frame)):
+def code_after(lines: SourceLines, is_past: bool = False) -> str:
+    """Where the script goes on with its nets after the training that runs now, and its statement; empty: nowhere.
+
+    Where the training is over, ``is_past``, the statement that runs now is the first of the rest.
+    """
+    frames = _frames_of_the_training(lines)
+    for frame in frames:
+        path = _path(frame.f_code, _place(frame))
+        runs = path[-1:] if is_past and frame is frames[0] and isinstance(path[-1], ast.stmt) else []
+        for statement in [*runs, *_following(path)]:
             if _uses_a_net(statement, frame.f_globals | frame_variables(frame), lines):
                 text = " ".join(ast.unparse(statement).split("\n")[0].split())
                 shown = text if len(text) <= _TEXT else text[: _TEXT - 3] + "..."
@@ -75,9 +83,13 @@ def _frames_of_the_training(lines: SourceLines) -> list[FrameType]:
             frames.append(each)
             if any(isinstance(node, _LOOPS) for node in _path(each.f_code, _place(each))):
                 break
-        elif frames and not lines.is_internal(file) and not {module, module.partition(".")[0]} & _CALLERS:
+        elif frames and (module == _FORWARD or not (lines.is_internal(file) or _calls_the_script(module))):
             break
     return frames[::-1]
+
+
+def _calls_the_script(module: str) -> bool:
+    return not {module, module.partition(".")[0]}.isdisjoint(_CALLERS)
 
 
 def _place(frame: FrameType) -> tuple[int, int]:
@@ -89,9 +101,8 @@ def _place(frame: FrameType) -> tuple[int, int]:
     return line or frame.f_lineno, -1 if line is None or column is None else column
 
 
-def _following(code: CodeType, place: tuple[int, int]) -> Iterator[ast.stmt]:
-    """The statements of a function, or of a file, that run after the one at a place and after the loops around it."""
-    path = _path(code, place)
+def _following(path: list[Any]) -> Iterator[ast.stmt]:
+    """The statements of a function, or of a file, that run after those of a path and after the loops around them."""
     outermost = next((depth for depth, node in enumerate(path) if isinstance(node, _LOOPS)), len(path) - 1)
     for depth in range(outermost, 0, -1):
         block = next(

@@ -21,6 +21,8 @@ _REMAINDER, _TURNS, _WHILE = "__memfit_remainder__", "__memfit_turns__", "__memf
 _IMPROVES = "__memfit_improves__"
 _LOOPS = re.compile(r"train|loop|callback|checkpoint")
 """Names of the modules of libraries in which a training loop decides."""
+_USE_UP = frozenset({"all", "any", "dict", "list", "max", "min", "set", "sorted", "sum", "tuple"})
+"""Names of functions that ask a generator for all of its elements before anything else runs."""
 _SIMPLE = (ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.operator, ast.expr_context)
 
 
@@ -37,8 +39,9 @@ def code_rewritten(
     Args:
         is_own: tells the files of the user.
         remainder: called as ``remainder(value, divisor, wanted, where, text, holds)`` in place of ``value % divisor``.
-        turns: called as ``turns(iterable, where, yields)``; its result is iterated in place of the iterable. ``yields``
-            tells whether a ``yield`` may leave the loop's body.
+        turns: called as ``turns(iterable, where, yields, collects)``; its result is iterated in place of the iterable.
+            ``yields`` tells whether a ``yield`` may leave the loop's body, and ``collects`` whether the loop is a
+            comprehension, or a ``map``, which keeps what each of its turns makes.
         goes_on: called as ``goes_on(where)`` before a ``while`` loop; its result is asked before each turn.
         improves: called as ``improves(holds, result, best, where, text)`` in place of a comparison of a result with the
             best one so far, with its value first.
@@ -105,10 +108,44 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.AST:
         yields = _yields(node.body)
+        self._use_up(node.iter)
         self.generic_visit(node)
-        given = [node.iter, ast.Constant(f"{self._path}:{node.lineno}"), ast.Constant(yields)]
-        node.iter = ast.copy_location(ast.Call(ast.Name(_TURNS, ast.Load()), given, []), node.iter)
+        node.iter = self._turns(node.iter, yields=yields)
         return node
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+        return self.generic_visit(self._collect(node))
+
+    def visit_SetComp(self, node: ast.SetComp) -> ast.AST:
+        return self.generic_visit(self._collect(node))
+
+    def visit_DictComp(self, node: ast.DictComp) -> ast.AST:
+        return self.generic_visit(self._collect(node))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if node.args and isinstance(node.func, ast.Name) and node.func.id in _USE_UP:
+            self._use_up(node.args[0])
+        return self.generic_visit(node)
+
+    def _use_up(self, node: ast.expr) -> None:
+        """Rewrites a generator, or a ``map``, all of whose elements are asked for at once."""
+        match node:
+            case ast.GeneratorExp():
+                self._collect(node)
+            case ast.Call(func=ast.Name("map"), args=[_, iterable, *_]):
+                node.args[1] = self._turns(iterable, yields=False, collects=True)
+
+    def _collect(self, node: Any) -> Any:
+        """A comprehension that calls something, with its iterables rewritten."""
+        if any(isinstance(part, ast.Call) for part in ast.walk(getattr(node, "elt", None) or node.value)):
+            for generator in node.generators:
+                generator.iter = self._turns(generator.iter, yields=bool(generator.is_async), collects=True)
+        return node
+
+    def _turns(self, iterable: ast.expr, *, yields: bool, collects: bool = False) -> ast.expr:
+        """The call that takes the place of what is iterated."""
+        given = [ast.Constant(value) for value in (f"{self._path}:{iterable.lineno}", yields, collects)]
+        return ast.copy_location(ast.Call(ast.Name(_TURNS, ast.Load()), [iterable, *given], []), iterable)
 
     def _best(self, node: ast.expr, body: list[ast.stmt]) -> ast.expr:
         """A condition whose comparisons of a result with the best one, as ``best_of`` has it, ask."""

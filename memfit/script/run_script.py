@@ -230,8 +230,9 @@ def _loops_followed(running: Running) -> Any:
     watch, loops, is_own = running.watch, running.loops, running.tracer.lines.is_own
     repeated = RepeatedTurns(watch=watch, note=running.observations.note, counted=running.intervals.counted)
 
-    def turns(iterable: Any, where: str, yields: bool) -> Any:
-        iterable = iterable if running.request.whole_passes else repeated.turns(iterable, where)
+    def turns(iterable: Any, where: str, yields: bool, collects: bool) -> Any:
+        keeps_all = collects or running.request.whole_passes
+        iterable = iterable if keeps_all else repeated.turns(iterable, where)
         return iterable if yields else loops.turns(iterable, where)
 
     return code_rewritten(

@@ -44,7 +44,8 @@ class TraceStop:
     reason: str = ""
     code_after: str = ""
     """What the script does with its nets after the training, where that was stopped."""
-    find_code_after: Callable[[], str] = lambda: ""
+    find_code_after: Callable[[bool], str] = lambda is_past: ""
+    """Tells where that begins; ``is_past``: the training is over."""
     finish_now: Callable[[str], None] = lambda why: None
     can_end_loops: Callable[[], bool] = lambda: False
     """Whether the loops that run can be left."""
@@ -97,7 +98,7 @@ class TraceStop:
         EnoughError: always, unless the script has caught it too often: then the process reports and ends.
         """
         if not self.reason:
-            self.code_after = self.find_code_after()
+            self.code_after = self.find_code_after(self.ends_loops and not self.can_end_loops())
         self.reason = self.reason or why
         self._raised += 1
         if self._raised > _PATIENCE:
@@ -146,7 +147,7 @@ class TraceStop:
         """
         watch = self.watch
         seen = bool(watch.saves and watch.validations) and not self.repeats_trainings()
-        if not self.can_end_loops() or (seen and not self.find_code_after()):
+        if not self.can_end_loops() or (seen and not self.find_code_after(False)):
             return
         self.ends_loops, self.rest_alone = True, seen
         self._last_operators = 2 * (self._operators + SHORT_TRACE)

@@ -95,7 +95,7 @@ class Phases(TorchDispatchMode):
         if torch.compiler.is_compiling():
             return
         self._depth -= 1
-        if self._depth == 0 and self._phase and not torch.is_grad_enabled():
+        if self._depth == 0 and self._phase == "validate" and not torch.is_grad_enabled():
             self.mark(_LAST)
 
     def around(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:

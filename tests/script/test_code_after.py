@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from memfit.script import stop_rule
 from memfit.script.outcome import ScriptOutcome
 from tests.script.script_trace import trace_alone, trace_here
 
@@ -182,6 +183,30 @@ def test_the_rest_is_traced_after_a_library_s_loops(tmp_path: Path, text: str) -
     outcome = trace_alone(tmp_path, text)
     _has_the_rest(outcome)
     assert outcome.windows < 15
+
+
+LONG = """
+class Long(nn.Module):
+    def forward(self, x):
+        for turn in range(10**6):
+            x = x + 1
+        return x
+def last():
+    show([1])
+    Long()(torch.ones(1).cuda())
+train()
+last()
+"""
+
+
+def test_a_rest_that_takes_too_long_is_told_from_the_statement_that_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_rule, "SHORT_TRACE", 400)
+    outcome = trace_here(tmp_path, TRAINS + LONG)
+    follows = [text for text in outcome.not_seen if text.startswith("what follows the training")]
+    place = f"{tmp_path / 'train.py'}:{LINES + 9}"
+    assert follows == [f"what follows the training, from {place}: Long()(torch.ones(1).cuda())"]
 
 
 def _has_the_rest(outcome: ScriptOutcome) -> None:
