@@ -19,7 +19,14 @@ from memfit.planner.prediction import TracedQuestion, device_facts
 from memfit.script.batch_scan import PLACEHOLDER, at_size
 from memfit.script.command import parse_command
 from memfit.script.launch import free_host_bytes, trace_script
-from memfit.script.outcome import NO_LATER_SAVE, NO_SAVE, NO_VALIDATION, ScriptOutcome, TraceRequest
+from memfit.script.outcome import (
+    NO_LATER_SAVE,
+    NO_SAVE,
+    NO_VALIDATION,
+    SCRIPT_EXITED,
+    ScriptOutcome,
+    TraceRequest,
+)
 from memfit.script.side_by_side import trace_scripts
 
 _PHASES = (NO_VALIDATION, NO_SAVE, NO_LATER_SAVE)
@@ -122,6 +129,8 @@ class AskedScript(AskedJob):
         if outcome.footprint is None or outcome.windows < 2:
             made = f"{outcome.windows or 'no'} optimizer step{'s' * (outcome.windows != 1)}"
             write = "write a command that trains for two steps; memfit trace -- with it says what was seen"
+            if outcome.ended.startswith(SCRIPT_EXITED):
+                write = "correct what the script says above, such as its arguments"
             raise InputError(self.name, f"it made {made}, and a prediction needs two ({outcome.ended})", write)
         return outcome
 

@@ -190,6 +190,11 @@ def _check_interpreter(python: str) -> None:
 def _checked(command: ScriptCommand) -> ScriptCommand:
     if command.launcher or command.is_module:
         return command
-    if not Path(command.target).is_file():
-        raise InputError(f"script {command.target!r}", "no such file", "write the path of a Python script")
+    path, given = Path(command.target), f"script {command.target!r}"
+    if not path.is_file():
+        raise InputError(given, "a folder" if path.is_dir() else "no such file", "write the path of a Python script")
+    if path.suffix == ".ipynb":
+        raise InputError(
+            given, "a notebook", f"write jupyter nbconvert --to script {path.name}, and name what it makes"
+        )
     return command

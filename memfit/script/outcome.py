@@ -19,6 +19,8 @@ ALL_LONGEST = "every sample was taken to be as long as the longest of the "
 """Beginnings of what ``ScriptOutcome.not_seen`` says of the batches of a ``TraceRequest`` with ``longest_samples``."""
 SCRIPT_ENDED = "the script ended"
 """Why a trace stopped, where no loop was cut short."""
+SCRIPT_EXITED = "the script exited with"
+"""The same where it gave a code that says that it failed."""
 NOT_FOLLOWED = "it started other processes, which a trace does not follow"
 """Of a script that ended before its first step: what may be why."""
 

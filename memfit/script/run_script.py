@@ -47,7 +47,7 @@ from memfit.script.loop_ends import LoopEnds
 from memfit.script.measure import outcome_of
 from memfit.script.observations import Observations, observed
 from memfit.script.other_processes import other_processes
-from memfit.script.outcome import NOT_FOLLOWED, SCRIPT_ENDED, ScriptCommand, ScriptOutcome, TraceRequest
+from memfit.script.outcome import NOT_FOLLOWED, SCRIPT_ENDED, SCRIPT_EXITED, ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.own_calls import own_calls
 from memfit.script.phase_spans import validated_after
 from memfit.script.pretrained import absent_weights
@@ -139,7 +139,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
             except EnoughError as enough:
                 ended = str(enough)
             except SystemExit as left:
-                ended = f"the script exited with {left.code}" if left.code else SCRIPT_ENDED
+                ended = f"{SCRIPT_EXITED} {left.code}" if left.code else SCRIPT_ENDED
             except BaseException as error:
                 if stop.reason or _fails_past_the_end(error, running):
                     ended = stop.reason

@@ -260,6 +260,7 @@ def test_a_command_that_runs_no_script_or_lacks_the_dashes_is_told_what_to_write
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
         ("import ctypes; ctypes.string_at(0)", "was ended by SIGSEGV"),
         ("import os; os._exit(7)", "ended with code 7"),
+        ("import sys; sys.exit(2)", "(the script exited with 2); correct what the script says above"),
         ("print('trained nothing')", "it made no optimizer steps, and a prediction"),
     ],
 )

@@ -93,3 +93,18 @@ def test_accelerate_is_left_to_its_own_launcher() -> None:
 def test_a_command_without_a_script_is_refused(words: str) -> None:
     with pytest.raises(InputError):
         parse_command(words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("python no.py", "script 'no.py': no such file; write the path of a Python script"),
+        ("python ..", "script '..': a folder; write the path of a Python script"),
+        ("python train.ipynb", "script 'train.ipynb': a notebook; write jupyter nbconvert --to script train.ipynb"),
+    ],
+)
+def test_what_is_no_script_is_refused_by_its_kind(words: str, said: str) -> None:
+    Path("train.ipynb").write_text("{}")
+    with pytest.raises(InputError) as refused:
+        parse_command(words.split())
+    assert said in str(refused.value)
