@@ -68,10 +68,10 @@ class Histories:
 def _history(optimizer: LBFGS, length: int) -> dict[str, Any]:
     """What an LBFGS of torch keeps after ``length`` iterations: vectors of as many numbers as it learns."""
     parameters, group = optimizer._params, optimizer.param_groups[0]
-    count = sum(parameter.numel() for parameter in parameters)
-    dtype = parameters[0].dtype
+    count = sum(parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in parameters)
+    dtype = parameters[0].dtype.to_real()  # it learns the two parts of complex numbers
     for parameter in parameters[1:]:
-        dtype = torch.promote_types(dtype, parameter.dtype)
+        dtype = torch.promote_types(dtype, parameter.dtype.to_real())
 
     def vector() -> torch.Tensor:
         return torch.zeros(count, dtype=dtype, device=parameters[0].device)

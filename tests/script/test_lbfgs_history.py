@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memfit.trace.self_test import live_peaks
 from tests.script.script_trace import trace_alone, trace_here
 
 
@@ -58,3 +59,26 @@ def test_a_run_whose_steps_were_not_all_seen_has_the_whole_history(tmp_path: Pat
     assert outcome.error is None, outcome.error.text
     assert outcome.lbfgs_iterations == iterations
     assert any("full, with 100 directions" in line for line in outcome.not_seen)
+
+
+COMPLEX = """
+import torch
+image = torch.nn.Parameter(torch.rand(256, 128, dtype=torch.cfloat))
+optimizer = torch.optim.LBFGS([image], lr=0.001, max_iter=4, history_size=3)
+def closure():
+    optimizer.zero_grad()
+    loss = torch.view_as_real(image).expand(64, 256, 128, 2).square().sum()
+    loss.backward()
+    return loss
+for step in range(3):
+    optimizer.step(closure)
+"""
+VECTOR = 2 * 256 * 128 * 4
+
+
+def test_complex_weights_are_two_numbers_each_and_a_step_replaces_the_oldest_of_the_history(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, COMPLEX, device="cpu", memory_bytes=8 << 30)
+    assert outcome.error is None, outcome.error.text
+    assert outcome.bare is not None
+    alive = live_peaks(outcome.bare)["train"] - 3 * 64 * VECTOR
+    assert alive == pytest.approx(12 * VECTOR, rel=0.01), "as in a real run: 6 of the history, and what a step has"

@@ -27,7 +27,7 @@ SCRIPTS = [
     "sparse_gradients.py sgd", "sparse_gradients.py adam", "experts.py nonzero", "experts.py index",
     "experts.py masked_select", "experts.py any", "experts.py one_hot", "experts.py scatter", "experts.py checkpoint",
     "experts.py bincount", "experts.py sum", "experts.py scattered",
-    "products_in_place.py", "net_snapshots.py", "saved_nets.py",
+    "products_in_place.py", "net_snapshots.py", "saved_nets.py", "spectral_lbfgs.py",
 ]  # fmt: skip
 WITHIN_SPARSE = {"add", "add_", "addmm", "clone", "index", "mm", "mul", "transpose"}
 """Operators within which the profiler shows what sparse tensors allocate, and a trace on their own."""

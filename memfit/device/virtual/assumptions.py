@@ -84,6 +84,7 @@ _COMPILED = {
 
 OURS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 """What the files of torch and of memfit begin with; those of torchvision or torchtitan do not."""
+_OPTIMIZERS = str(Path(torch.optim.__file__).parent)
 _TRACES = str(Path(__file__).parents[2] / "trace" / "step.py")
 
 
@@ -253,9 +254,9 @@ def assumed_truth(tensor: Tensor) -> tuple[bool, bool]:
 
     It is the answer with which the check that asks goes on. Elsewhere a condition that would leave a loop does not
     hold, nor does one without which a loop might never end, nor one that a function returns, nor one of which nothing
-    is known.
+    is known. Torch's own code gets the last one of these, but for its optimizers, which ask as a user's code does.
     """
-    frame, _ = _asking()
+    frame = _asking_optimizer() or _asking()[0]
     passing = passing_answer(frame) if frame is not None else None
     if passing is not None or HOLDS_IF_FINITE in tensor.__dict__:
         return passing is not False, False
@@ -287,6 +288,16 @@ def _place() -> str:
         lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
     return " < ".join(lines)
+
+
+def _asking_optimizer() -> FrameType | None:
+    """The frame of torch's optimizers that asks, unless a closure that it calls does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (name := frame.f_code.co_filename).startswith(OURS):
+        if name.startswith(_OPTIMIZERS):
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def _asking() -> tuple[FrameType | None, str]:
