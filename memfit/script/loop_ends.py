@@ -92,11 +92,11 @@ class LoopEnds:
         self._running.append(loop)
         try:
             while not self._may_end(loop):
-                try:  # an element is held by the loop alone
+                loop.backwards, loop.steps = self.watch.backwards, len(self.watch.steps)
+                try:  # an element is held by the loop alone; a generator may train to make it
                     element = [next(elements)]
                 except StopIteration:
                     return
-                loop.backwards, loop.steps = self.watch.backwards, len(self.watch.steps)
                 loop.optimizers = len(self.watch.optimizers)
                 yield element.pop()
                 loop.turns += self._trains(loop)

@@ -39,6 +39,7 @@ def trace(tmp_path: Path, text: str, **request: object) -> ScriptOutcome:
         "for epoch in range(100):\n    for turn in range(100):\n        step()\n",
         f"{LOADER}for epoch in range(1000):\n    for batch in loader:\n        step()\n",
         "def batches():\n    while True:\n        yield 1\nfor batch in batches():\n    step()\n",
+        "def fit():\n    while True:\n        step()\n        yield 1\nfor loss in fit():\n    print(loss)\n",
         "losses = [step() for number in range(10**6)]\n",
         "losses = {number: step() for epoch in range(100) for number in range(10**4)}\n",
         "for loss in (step() for number in range(10**6)):\n    print(loss)\n",
