@@ -8,6 +8,7 @@ import resource
 import runpy
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -92,7 +93,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
     """Traces the script; ``report`` is called once, with the outcome."""
     _limit_host_memory(request.host_bytes)
     device = requested_device(request)
-    begin = time.perf_counter()
+    begin, exit_at_once = time.perf_counter(), os._exit
     redirect.named_cards.clear()
     ended, failure = SCRIPT_ENDED, None
     with ExitStack() as stack:
@@ -129,7 +130,7 @@ def run_script(request: TraceRequest, report: Callable[[ScriptOutcome], None]) -
             tracer.pause()
             report(outcome_of(running, why, None))
             sys.stdout.flush()
-            os._exit(0)
+            exit_at_once(0)
 
         stop.finish_now = finish_now
         _enter(stack, running)
@@ -211,6 +212,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(
         checkpoints(watch, SavedFiles(tracer.mode, tracer.made_on_cpu, may_write=not request.unsafe_writes))
     )
+    stack.enter_context(_exit_reported(watch))
     stack.enter_context(other_processes(running.observations.started))
     stack.enter_context(script_ranks(tracer, running.observations.joined))
     stack.enter_context(_loops_followed(running))
@@ -247,6 +249,20 @@ def _fails_past_the_end(error: BaseException, running: Running) -> bool:
     summary = script_error(error, running.tracer).summary.rstrip(".")
     running.observations.note(f"the rest of the script, past the training that was cut short: {summary}")
     return True
+
+
+@contextmanager
+def _exit_reported(watch: StepWatch) -> Iterator[None]:
+    """Context in which a script that has trained is left by ``os._exit`` as by ``sys.exit``: its trace is answered."""
+    process, exit_at_once = os.getpid(), os._exit
+
+    def leave(code: int) -> None:
+        if watch.steps and os.getpid() == process and threading.current_thread() is threading.main_thread():
+            raise SystemExit(code)
+        exit_at_once(code)
+
+    with replaced(os, _exit=leave):
+        yield
 
 
 @contextmanager

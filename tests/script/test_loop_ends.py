@@ -207,3 +207,10 @@ def test_what_comes_after_the_loops_has_a_limit(tmp_path: Path, monkeypatch: pyt
     assert outcome.ended == f"{outcome.windows} complete steps"
     assert "validate" in outcome.peak_bytes
     assert NO_SAVE in outcome.not_seen
+
+
+@pytest.mark.parametrize("loop", ["for number in range(10**6):\n    step()\n", "step(); step(); step()\n"])
+def test_a_script_that_ends_its_process_at_once_is_answered(tmp_path: Path, loop: str) -> None:
+    outcome = trace(tmp_path, f"{loop}{END}import os\nos._exit(0)\n")
+    assert outcome.ended.startswith("the script ended")
+    assert outcome.peak_bytes.keys() == {"train", "validate", "save"}
