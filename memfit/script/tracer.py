@@ -112,6 +112,8 @@ class ScriptTracer(Tracer):
         kwargs = kwargs or {}
         if func is _DEVICE:
             return super().__torch_dispatch__(func, types, args, kwargs)
+        if _asks_size(func):
+            args = self.mode.with_unknown(func, args)
         if is_real_call(types, args, kwargs):
             if self.device_type != "cpu" or self._is_quiet:
                 return self.mode.run_real(func, args, kwargs)

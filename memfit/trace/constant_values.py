@@ -23,6 +23,7 @@ from memfit.device.virtual.assumptions import (
     assumed_integer,
     assumed_number,
 )
+from memfit.device.virtual.unknown_content import is_unknown
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.torch_compat.attributes import schema_of, storage_id_of
@@ -86,7 +87,9 @@ def value_of(tensor: Any) -> Tensor | None:
     if isinstance(tensor, FakeTensor):
         content = tensor.__dict__.get(KNOWN)
         return content.value if content is not None and content.memory.is_known else None
-    return tensor if isinstance(tensor, Tensor) and (small(tensor) or tensor.numel() <= MOST_FROM_HOST) else None
+    if not isinstance(tensor, Tensor) or is_unknown(tensor):
+        return None
+    return tensor if small(tensor) or tensor.numel() <= MOST_FROM_HOST else None
 
 
 def know(tensor: Tensor, value: Tensor) -> None:

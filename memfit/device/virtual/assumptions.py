@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual.branches import asks_in_for, decides_branch, leaving_answer, passing_answer
-from memfit.device.virtual.value_masks import Walks, mask_of
+from memfit.device.virtual.value_masks import Walks, mask_of, most_true
 from memfit.errors import InputError
 from memfit.wording import TURNS
 
@@ -144,7 +144,7 @@ class Assumptions:
         """How many elements of a mask are taken for other than zero, which is noted: as many as a person gave for the
         line; an equal share, where the line selects by one value of integers after another; else all that can be."""
         where, _ = source_line()
-        of_values, most, share = mask_of(mask), mask.numel(), ""
+        of_values, most, share = mask_of(mask), most_true(mask), ""
         if of_values is not None:
             divisor = 1
             if of_values.values == 1:

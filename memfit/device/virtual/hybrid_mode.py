@@ -18,9 +18,12 @@ from torch import Tensor, nn
 
 from memfit.device.virtual.assumptions import ASSUMED, ASSUMED_NUMBER, assumed_integer, assumed_number
 from memfit.device.virtual.backend import NAME
+from memfit.device.virtual.data_dependent import PUTS
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.patching import appended, replaced
 from memfit.device.virtual.replaced_data import DATA, set_data
+from memfit.device.virtual.unknown_content import any_unknown, follow_unknown, is_unknown, note_writes
+from memfit.device.virtual.value_masks import most_true, note_most
 from memfit.torch_compat import DisableTorchDispatch, FakeTensor, is_traceable_wrapper_subclass_type
 from memfit.torch_compat.attributes import schema_of, storage_id_of
 
@@ -38,6 +41,18 @@ _aten = torch.ops.aten
 _TO_COPY = _aten._to_copy.default
 _SELECTS = frozenset({_aten.index.Tensor, _aten.masked_select.default, _aten.nonzero.default})
 """Operators whose outputs have as many rows as a mask selects."""
+_BY_MASKS = frozenset({_aten.index.Tensor, _aten._unsafe_index.Tensor, *PUTS})
+"""Operators whose second argument may hold masks."""
+_SIZED_BY = {
+    _aten.masked_select.default: 1, _aten.nonzero.default: 0, _aten._unique2.default: 0, _aten.unique_dim.default: 0,
+    _aten.unique_consecutive.default: 0, _aten.unique_dim_consecutive.default: 0,
+}  # fmt: skip
+"""Operators whose outputs are as large as the content of an argument says, and which argument that is."""
+_CONJUNCTIONS = frozenset({_aten.bitwise_and.Tensor, _aten.logical_and.default})
+_COUNTED = frozenset(
+    {_aten._local_scalar_dense.default, _aten.bincount.default, _aten.repeat_interleave.Tensor}
+)  # fmt: skip
+"""Operators that read integers which may be a size."""
 _PLAIN = {Tensor, nn.Parameter}
 
 
@@ -80,6 +95,10 @@ def is_real_call(types: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 def _is_real(value: Any) -> bool:
     return isinstance(value, Tensor) and not isinstance(value, FakeTensor) and value.device.type == "cpu"
+
+
+def _is_unknown_mask(index: Any) -> bool:
+    return _is_real(index) and index.dtype in (torch.bool, torch.uint8) and is_unknown(index)
 
 
 @cache
@@ -130,22 +149,41 @@ class HybridMode(VirtualMode):
             elif args[0].fake_device.type == NAME and _is_on_host(kwargs):
                 return self.stand_in(args[0], kwargs.get("dtype"), lambda: self._fake(func, types, args, kwargs))
         elif schema_of(func).name.endswith("_") and _is_real(args[0]):
-            if func is _aten.copy_.default:
-                self._write(args[0], args[1])
+            if func is _aten.copy_.default and self._write(args[0], args[1]):
+                return args[0]
+            if not self.on_gpu:
+                note_writes(func, args, kwargs)
             return args[0]  # of what else is written to a real tensor, nothing is known: it keeps its content
         out = self._fake(func, types, args, kwargs)
+        if not self.on_gpu:
+            note_writes(func, args, kwargs)
+            if func in _CONJUNCTIONS:
+                self._note_most(args, out)
         targets = [kwargs[name] for name in _targets(func) if name in kwargs] if kwargs else []
         return _written(targets, out) if any(map(_is_real, targets)) else out
 
-    def _write(self, real: Tensor, fake: FakeTensor) -> None:
+    def _note_most(self, masks: Any, out: Tensor) -> None:
+        """Notes of a mask that is true only where others are how many of its elements can be: as many as theirs."""
+        with DisableTorchDispatch():
+            for mask in masks:
+                if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or mask.shape != out.shape:
+                    continue
+                if isinstance(mask, FakeTensor):
+                    note_most(out, most_true(mask))
+                elif _is_real(mask) and not is_unknown(mask):
+                    note_most(out, int(mask.sum()))
+
+    def _write(self, real: Tensor, fake: FakeTensor) -> bool:
         """Copies a fake tensor's known content to a real tensor, or the assumed number to floating point numbers that
-        are not many."""
+        are not many. Whether the content is known."""
         known = self.content(fake)
         with DisableTorchDispatch():
             if known is not None:
                 real.copy_(known)
+                follow_unknown(_aten.copy_.default, (real, known), {}, real)
             elif real.is_floating_point() and real.numel() * real.itemsize <= _WRITTEN:
                 real.fill_(assumed_number(fake) if fake.is_floating_point() else ASSUMED_NUMBER)
+        return known is not None
 
     def _fake(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What an operator on fake tensors gives; what torch's decomposition of it makes is fake, too."""
@@ -172,7 +210,51 @@ class HybridMode(VirtualMode):
             out = func(*args, **kwargs)
             if self._assumed and func is _TO_COPY and out.dtype is torch.bool and self._is_assumed(args[0]):
                 self._assume(out)
+            return out if self.on_gpu else self._followed(func, args, kwargs, out)
+
+    def _followed(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Any:
+        """What an operator on real tensors gave, where the content of one may not be known: a mask of several truth
+        values is fake from then on, and is answered as on a card; numbers stay real."""
+        if not any_unknown(args) and not any_unknown(kwargs.values()):
             return out
+        follow_unknown(func, args, kwargs, out)
+        if func in _COUNTED:
+            self._note_count(func, out)
+        if isinstance(out, tuple | list):
+            return type(out)([self._fake_mask(args, made) for made in out])
+        mask = self._fake_mask(args, out)
+        if mask is not out and func in _CONJUNCTIONS:
+            self._note_most(args, mask)
+        return mask
+
+    def _fake_mask(self, args: Any, made: Any) -> Any:
+        """A fake tensor for a mask that an operator made of something unknown; a view stays real."""
+        if not isinstance(made, Tensor) or made.dtype is not torch.bool or made.numel() < 2 or not is_unknown(made):
+            return made
+        key = storage_id_of(made)
+        return made if any(type(a) is Tensor and storage_id_of(a) == key for a in args) else self.fake_like(made)
+
+    def _note_count(self, func: Any, out: Any) -> None:
+        """Notes an integer that was read from what is unknown: it may be a size."""
+        count = out.shape[0] if isinstance(out, Tensor) else out
+        if type(count) is int:
+            name = "item" if func is _aten._local_scalar_dense.default else schema_of(func).name.removeprefix("aten::")
+            self.assumptions.note(name, str(count), doubtful=True)
+
+    def with_unknown(self, func: Any, args: Any) -> Any:
+        """The arguments of an operator with a fake tensor in place of each real one whose content would say how large
+        the outputs are, and is not known."""
+        if self.on_gpu:
+            return args
+        if func in _BY_MASKS:
+            indices = args[1]
+            fake = [self.fake_like(i) if _is_unknown_mask(i) else i for i in indices]
+            is_same = all(a is b for a, b in zip(indices, fake, strict=True))
+            return args if is_same else (args[0], fake, *args[2:])
+        at = _SIZED_BY.get(func)
+        if at is None or not _is_real(args[at]) or not is_unknown(args[at]):
+            return args
+        return (*args[:at], self.fake_like(args[at]), *args[at + 1 :])
 
     def _with_full_masks(self, args: Any) -> list[Any]:
         """The arguments of a selection by masks. One whose content was assumed selects everything, as on the card: so

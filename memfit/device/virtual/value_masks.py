@@ -22,6 +22,9 @@ from memfit.torch_compat.attributes import version_of
 VALUES = "_memfit_values"
 """Attribute of a fake tensor: the ``ValueMask`` that says where it may be other than zero."""
 
+_MOST = "_memfit_most_true"
+"""Attribute of a fake mask: (how many of its elements are true at most, its version)."""
+
 
 class Integers:
     """Integers of which nothing is known."""
@@ -97,6 +100,17 @@ def mask_of(tensor: Any) -> ValueMask | None:
     if mask is None or mask.version != tensor_version(tensor) or mask.labels.shape != tensor.shape:
         return None
     return mask
+
+
+def note_most(mask: Tensor, most: int) -> None:
+    """Notes how many elements of a mask of which nothing else is known are true at most."""
+    mask.__dict__[_MOST] = min(most, most_true(mask)), tensor_version(mask)
+
+
+def most_true(mask: Tensor) -> int:
+    """How many elements of a mask are true at most: all of them, where nothing is known."""
+    most, version = mask.__dict__.get(_MOST, (mask.numel(), 0))
+    return int(most) if version == tensor_version(mask) else mask.numel()
 
 
 def tensor_version(tensor: Tensor) -> int:
