@@ -1,6 +1,7 @@
 """Ctrl-C while a verb begins or works: one line, exit code 5, no traceback of this process or of its children."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,7 +95,8 @@ def test_an_interrupt_that_an_import_turns_into_its_own_error_is_one_line(name: 
 @pytest.mark.parametrize("verb", VERBS)
 def test_one_line(verb: str, seconds: float) -> None:
     code, err = interrupt([sys.executable, "-m", "memfit", *VERBS[verb]], seconds)
-    assert (code, err) in ((5, "memfit: stopped\n"), (0, err))
+    printed = "[0-9]+ loss [0-9.]+ accuracy [0-9.]+\n" if verb == "trace" else ""  # by the script that is traced
+    assert code == 0 or (code == 5 and re.fullmatch(f"({printed})*memfit: stopped\n", err))
     assert "Traceback" not in err
 
 
