@@ -1,16 +1,20 @@
 """A script traced in the process of the test: no sandbox, no start of another Python."""
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from memfit.events import Trace
 from memfit.script.launch import trace_script
 from memfit.script.outcome import ScriptCommand, ScriptOutcome, TraceRequest
 from memfit.script.run_script import run_script
+from testing.truth import operator_names
 
 LIBRARIES = {"accelerate.state", "transformers.trainer", "lightning.pytorch.trainer"}
 
@@ -36,6 +40,22 @@ def trace_alone(folder: Path, text: str, *, device: str = "rtx4090", **request: 
     script.write_text(text)
     command = ScriptCommand(target=str(script), args=())
     return trace_script(TraceRequest(command=command, device=device, every_card=False, **request))
+
+
+def real_peaks(folder: Path, bare: Trace) -> dict[str, int]:
+    """The largest bytes of live tensors by phase where ``train.py`` really runs on the CPU, in a process of its own.
+
+    Args:
+        bare: what a trace of it showed, whose operators' inner blocks do not count.
+    """
+    operators = ",".join(sorted(operator_names(bare)))
+    subprocess.run(
+        [sys.executable, "-m", "tests.script.run_for_real", str(folder / "real.json"), operators, "train.py"],
+        check=True, cwd=folder, capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    peaks: dict[str, int] = json.loads((folder / "real.json").read_text())
+    return peaks
 
 
 @contextlib.contextmanager

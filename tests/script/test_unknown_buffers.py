@@ -1,16 +1,11 @@
 """Buffers of a traced script that something unknown is written to, on the virtual CPU: masks of them say no sizes."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from memfit.trace.self_test import live_peaks
-from testing.truth import operator_names
-from tests.script.script_trace import trace_here
+from tests.script.script_trace import real_peaks, trace_here
 
 SETUP = (
     "import torch\n"
@@ -48,13 +43,7 @@ def test_an_occupancy_grid_has_the_bytes_of_a_real_run(tmp_path: Path) -> None:
     assert outcome.error is None, outcome.error.text
     assert outcome.bare is not None
     assert any("nonzero was taken to find all" in line for line in outcome.bare.assumed)
-    operators = ",".join(sorted(operator_names(outcome.bare)))
-    subprocess.run(
-        [sys.executable, "-m", "tests.script.run_for_real", str(tmp_path / "real.json"), operators, "train.py"],
-        check=True, cwd=tmp_path, capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    real = json.loads((tmp_path / "real.json").read_text())
+    real = real_peaks(tmp_path, outcome.bare)
     assert live_peaks(outcome.bare)["train"] == pytest.approx(real["train"], rel=100e-6)
 
 
