@@ -70,12 +70,12 @@ class NextQuestions:
         self._environment, self._are_wanted = environment, are_wanted
         self._copy: LoadedCopy | None = None
 
-    def before_tracing(self, asked: AskedJob) -> None:
-        """Makes a copy of this process, which has the job loaded."""
+    def before_tracing(self, asked: AskedJob, set_up: Callable[[], None] | None) -> None:
+        """Makes a copy of this process, which has the job loaded, and sets it up for the next trace."""
         from memfit.cli.loaded_copy import copied
 
         if self._are_wanted and asked.is_kept and self._environment.get(SWITCH, "1") != "0":
-            self._copy = copied(asked, _trace_in_copy)
+            self._copy = copied(asked, _trace_in_copy, set_up)
 
     def trace(self, asked: AskedJob, request: AheadRequest) -> None:
         """Starts the process after an answer that needed a trace which is kept; nothing where the machine has no memory

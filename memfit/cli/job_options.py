@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from memfit.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from memfit.job import Job, Shape
-    from memfit.planner.asked_job import AskedJob, JobFacts
+    from memfit.planner.asked_job import AskedJob, BeforeTracing, JobFacts
 
 
 def load_with(job: str, pairs: tuple[str, ...], precision: str | None, checkpoint: str | None = None) -> Job:
@@ -43,7 +43,7 @@ def check_contradictions(pairs: tuple[str, ...], precision: str | None, checkpoi
 def asked_job(
     job: str, pairs: tuple[str, ...], precision: str | None = None, checkpoint: str | None = None, *,
     fresh: bool = False, environment: Mapping[str, str] | None = None,
-    before_tracing: Callable[[AskedJob], None] | None = None,
+    before_tracing: BeforeTracing | None = None,
 ) -> AskedJob:  # fmt: skip
     """Returns the job or script for several questions; traces of a job are kept in the user's cache.
 

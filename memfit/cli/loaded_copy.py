@@ -2,8 +2,8 @@
 
 It traces for the next questions, in a process of its own (``memfit.cli.background_traces``), and listens at a socket in
 the user's cache while that one runs: what a next question needs and is not kept, a copy of it traces at once, without
-imports and without building the job again. Copies are made before the first backward, since autograd's threads do not
-survive a fork.
+imports and without building the job again, which it has set up for that while the first question was answered. Copies
+are made before the first backward, since autograd's threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from memfit.device.hardware.catalogue import find_device
-from memfit.device.hardware.process_limits import has_room_for_copy
+from memfit.device.hardware.process_limits import available_cores, has_room_for_copy
 from memfit.forked_process import fork, is_forkable, leave_output
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.hand_over import KEPT, HandedOver, connected, short_name
@@ -30,6 +30,8 @@ SECONDS = 600
 _WAITING = 16
 """Connections that wait to be served."""
 
+SetUp = Callable[[], None]
+"""Sets the job up for the next trace of a process."""
 Work = Callable[[str, AskedJob], None]
 """What the copy does after the answer: of a request in JSON, with the job that it has loaded."""
 
@@ -40,12 +42,13 @@ class LoadedCopy:
     Args:
         asked: the job, loaded.
         work: what the copy does where it is told to stay.
+        set_up: sets the job up for the next trace of a process.
 
     Raises:
         OSError: no process or pipe can be made.
     """
 
-    def __init__(self, asked: AskedJob, work: Work) -> None:
+    def __init__(self, asked: AskedJob, work: Work, set_up: SetUp | None = None) -> None:
         read, write = os.pipe()
         try:
             is_copy = fork() == 0
@@ -55,7 +58,7 @@ class LoadedCopy:
             raise
         if is_copy:
             os.close(write)
-            _wait(read, asked, work)
+            _wait(read, asked, work, set_up)
         os.close(read)
         self._orders = write
 
@@ -72,16 +75,16 @@ class LoadedCopy:
         self._orders = -1
 
 
-def copied(asked: AskedJob, work: Work) -> LoadedCopy | None:
+def copied(asked: AskedJob, work: Work, set_up: SetUp | None = None) -> LoadedCopy | None:
     """A copy of this process; None where it cannot do what this one does, or memory is short."""
     if sys.platform != "linux" or not is_forkable() or not has_room_for_copy():
         return None
     with suppress(OSError):
-        return LoadedCopy(asked, work)
+        return LoadedCopy(asked, work, set_up)
     return None
 
 
-def _wait(orders: int, asked: AskedJob, work: Work) -> NoReturn:
+def _wait(orders: int, asked: AskedJob, work: Work, set_up: SetUp | None) -> NoReturn:
     """The copy: waits until the answer is given, and stays where it is told so."""
     try:
         os.setsid()
@@ -89,13 +92,56 @@ def _wait(orders: int, asked: AskedJob, work: Work) -> NoReturn:
         _close_inherited()
         _limit_threads()
         warnings.simplefilter("ignore")
+        worker = _Worker(asked, work)
+        has_core = available_cores() > 1
+        if has_core:
+            _try(set_up)
         with open(orders, "rb") as file:
-            request = file.read().decode()
+            request = file.read()
         if request:
+            worker.begin(request)
             asked.look_again()
-            _stay(request, asked, work)
+            if not has_core:
+                _try(set_up)
+            _serve_until_done(asked, worker)
     finally:
         os._exit(0)
+
+
+def _try(set_up: SetUp | None) -> None:
+    """Sets the job up; where its code does not allow it, a trace does."""
+    if set_up is not None:
+        with suppress(Exception, SystemExit):
+            set_up()
+
+
+class _Worker:
+    """A process of its own for the work, forked while nothing is set up. It begins when it is told, and ends with the
+    process that made it unless it has begun."""
+
+    def __init__(self, asked: AskedJob, work: Work) -> None:
+        read, self._request = os.pipe()
+        self.working, end = os.pipe()
+        """Can be read when the work has ended."""
+        if fork():
+            os.close(read)
+            os.close(end)
+            return
+        try:
+            os.close(self._request)
+            os.close(self.working)
+            with open(read, "rb") as file:
+                request = file.read().decode()
+            if request:
+                asked.look_again()
+                work(request, asked)
+        finally:
+            os._exit(0)
+
+    def begin(self, request: bytes) -> None:
+        """Lets the work begin."""
+        os.write(self._request, request)
+        os.close(self._request)
 
 
 def _close_inherited() -> None:
@@ -117,22 +163,14 @@ def _limit_threads() -> None:
         torch.set_num_threads(1)
 
 
-def _stay(request: str, asked: AskedJob, work: Work) -> None:
-    """Works in a copy of its own, and serves questions until that one ends."""
-    working, end = os.pipe()
-    if fork() == 0:
-        os.close(working)
-        try:
-            work(request, asked)
-        finally:
-            os._exit(0)
-    os.close(end)
-    listener = _listener(asked)
+def _serve_until_done(asked: AskedJob, worker: _Worker) -> None:
+    """Serves questions until the work has ended."""
+    listener = _listener(asked) if is_forkable() else None
     if listener is None:
         return
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the copies that serve
     with closing(listener):
-        while working not in (ready := select.select([listener.fileno(), working], [], [])[0]):
+        while worker.working not in (ready := select.select([listener.fileno(), worker.working], [], [])[0]):
             if ready:
                 _serve_next(listener, asked)
     if asked.socket is not None:

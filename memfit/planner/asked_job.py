@@ -11,6 +11,8 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,9 @@ DEFAULTS: Mapping[str, Any] = {
     "micro_batches": 1, "engine": "single", "world": 1, "mesh": None, "rank": None, "engine_choices": None, "plan": None
 }  # fmt: skip
 """Choices of ``memfit.planner.predict.trace_question`` that make no other question."""
+_OF_SETUP = tuple(name for name in DEFAULTS if name != "micro_batches")
+"""Choices that a job is set up by."""
+BeforeTracing = Callable[["AskedJob", Callable[[], None] | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +76,13 @@ class AskedJob:
         kept: what names the job in the cache, such as its settings; None: nothing is read from it or kept.
         fresh: nothing is read from the cache.
         environment: as the process began with it, by which traces are kept; None: as it is now.
-        before_tracing: called once, when the job is loaded and nothing was traced by this process yet.
+        before_tracing: called once, when the job is loaded and nothing was traced by this process yet, with what sets
+            the job up for its next trace; None where it is not traced on one card.
     """
 
     def __init__(
         self, name: str, load: Callable[[], Job], kept: Mapping[str, Any] | None = None, *, fresh: bool = False,
-        environment: Mapping[str, str] | None = None, before_tracing: Callable[[AskedJob], None] | None = None,
+        environment: Mapping[str, str] | None = None, before_tracing: BeforeTracing | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self._load = load
@@ -217,9 +223,11 @@ class AskedJob:
         return question
 
     def _identity(self, shape: Shape, changes: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
-        """What names a question but for its size and its card."""
+        """What names a question but for its size and its card; of two to the same nets and optimizers, the first half
+        is the same (``_like``)."""
         named = {name: value for name, value in choices.items() if (name, value) not in DEFAULTS.items()}
-        return _digest([dict(changes), shape.length, named])
+        own = {name: named.pop(name) for name in ("checkpointing", "micro_batches") if name in named}
+        return _digest([dict(changes), named]) + _digest([shape.length, own])
 
     def _note(self, identity: str, shape: Shape, question: TracedQuestion) -> None:
         self.traced += 1
@@ -256,14 +264,27 @@ class AskedJob:
     ) -> TracedQuestion:
         from memfit.planner.predict import trace_question
         from memfit.trace.scratch_by_size import ScratchBySize
+        from memfit.trace.step import prepare
+
+        like = self._like(identity) if device.is_cuda else None
 
         by_size = self._scratch.setdefault(identity, ScratchBySize())
         sizes = self._facts.nets if self._facts is not None and not changes else None
         job = self._with_settings(changes)
         if self._before_tracing is not None:
             before, self._before_tracing = self._before_tracing, None
-            before(self)
-        return trace_question(job, shape, device, scratch_by_size=by_size, sizes=sizes, **choices)
+            alone = device.is_cuda and all(choices.get(name, DEFAULTS[name]) == DEFAULTS[name] for name in _OF_SETUP)
+            before(self, partial(prepare, job, device) if alone else None)
+        return trace_question(job, shape, device, scratch_by_size=by_size, sizes=sizes, like=like, **choices)
+
+    def _like(self, identity: str) -> TracedQuestion | None:
+        """A traced question to the same nets and optimizers on any card, at best one that differs in its size alone."""
+        kin = identity[: len(identity) // 2]
+        for name in sorted(self._known, key=lambda name: name != identity):
+            for question in chain(*self._known[name].values()):
+                if name.startswith(kin) and "cpu" not in question.facts:
+                    return question
+        return self._shelf.find_like(identity, kin) if self._shelf is not None else None
 
     def _with_settings(self, changes: Mapping[str, Any]) -> Job:
         from memfit.apply.phase_memory import with_settings

@@ -58,15 +58,31 @@ def kept_question(
     if not _is_on() or not device.is_cuda:
         return None
     for path in _folder().glob(f"{key}-*.npz"):
-        with contextlib.suppress(*_TORN):
-            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                facts = json.loads(str(file["question"]))
-                known = facts.pop("dependencies")
-                if facts["facts"] != _as_json(device_facts(device, facts["facts"].keys() - {"cpu"})):
-                    continue
-                question = _question(facts, file)
-            if holds_for(question, device) and holds(known):
-                return question
+        question = _read_question(path, device, holds)
+        if question is not None:
+            return question
+    return None
+
+
+def _read_question(
+    path: Path, device: Device | None, holds: Callable[[Mapping[str, str]], bool]
+) -> TracedQuestion | None:
+    """The question of a file; None where it is none, or does not hold for the device or any more.
+
+    Args:
+        device: None: any card.
+    """
+    with contextlib.suppress(*_TORN):
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            facts = json.loads(str(file["question"]))
+            known = facts.pop("dependencies")
+            if device is not None:
+                asked = _as_json(device_facts(device, facts["facts"].keys() - {"cpu"}))
+                if facts["facts"] != asked:
+                    return None
+            question = _question(facts, file)
+        if (device is None or holds_for(question, device)) and holds(known):
+            return question
     return None
 
 
@@ -121,6 +137,13 @@ class Shelf:
         if question is None:
             self._missing.add((key, device.key))
         return question
+
+    def find_like(self, identity: str, kin: str) -> TracedQuestion | None:
+        """A kept question of any card whose identity begins with ``kin``, at best ``identity`` itself."""
+        paths = () if self._fresh else sorted(_folder().glob(f"{self._key}.{kin}*-*.npz"), key=lambda path: path.name)
+        for path in sorted(paths, key=lambda path: f".{identity}." not in path.name)[:1]:
+            return _read_question(path, None, self._holds)
+        return None
 
     def sizes(self, identity: str) -> set[int]:
         """Items of the kept questions ``identity.ITEMS``."""

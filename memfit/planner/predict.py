@@ -27,6 +27,7 @@ from memfit.plan import Plan
 from memfit.planner.batch_check import check_batch
 from memfit.planner.pipeline.stage_figures import StageFigures
 from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, device_facts, footprint_on
+from memfit.trace.prepared_job import leave_prepared
 from memfit.trace.scratch_by_size import ScratchBySize
 from memfit.trace.step import Tracing, trace_job
 from memfit.trace.tracer import Tracer
@@ -94,6 +95,7 @@ def trace_question(
     plan: Plan | None = None,
     scratch_by_size: ScratchBySize | None = None,
     sizes: tuple[NetSize, ...] | None = None,
+    like: TracedQuestion | None = None,
 ) -> TracedQuestion:
     """The traces that ``predict`` replays; arguments as there.
 
@@ -101,6 +103,7 @@ def trace_question(
         scratch_by_size: of the same question with other items, see ``memfit.trace.scratch_by_size``.
         sizes: of the job's nets, where they are known; with ``checkpointing`` and one rank, nothing else is read of
             nets that are built for it.
+        like: the same job's at another size or on another card: windows that follow from it are not traced.
     """
     check_world(world, mesh)
     _check_ranks(engine, world, rank)
@@ -127,7 +130,10 @@ def trace_question(
         how = replace(how, engine_choices={**how.engine_choices, FIRST_MODULES: first_modules})
     ranks = binding_ranks(job, nets, engine, world, mesh, how.engine_choices) if rank is None else (rank,)
     with recorded_facts() as read:
-        traces = {rank: trace_job(job, shape, replace(how, rank=rank)) for rank in ranks}
+        traces = {
+            rank: trace_job(job, shape, replace(how, rank=rank, like=like.traces.get(rank) if like else None))
+            for rank in ranks
+        }
     if assumed := assumed_lengths(job, shape):
         traces = {rank: replace(trace, assumed=(assumed, *trace.assumed)) for rank, trace in traces.items()}
     return TracedQuestion(
@@ -234,6 +240,7 @@ def plain_nets(job: Job, world: int = 1) -> Nets:
     from memfit.device.virtual.virtual_device import virtual_cpu
     from memfit.torch_compat import disable_current_modes
 
+    leave_prepared()
     with (
         disable_current_modes(), virtual_cpu() as virtual, as_in_a_real_run(), predicted_ranks(world),
         Tracer(virtual).recording(),

@@ -35,8 +35,10 @@ from memfit.trace.columns import as_trace
 from memfit.trace.doubtful_sizes import without_other_numbers
 from memfit.trace.operator_scratch import Call, with_scratch
 from memfit.trace.polynomial import fit
+from memfit.trace.prepared_job import prepare_job, take_prepared
 from memfit.trace.repeated_loops import traced_repeats
 from memfit.trace.scratch_by_size import ScratchBySize
+from memfit.trace.second_window import second_window_follows, with_second_window
 from memfit.trace.step_phases import (
     check_stepped,
     fetch_synthetic,
@@ -87,6 +89,8 @@ class Tracing:
     validation: PhasePolicy = AS_IT_IS
     """What makes room for validation; by default nothing does."""
     saving: PhasePolicy = AS_IT_IS
+    like: Trace | None = None
+    """The same step at another size or on another card; a second window that follows from it is not traced."""
 
     @property
     def traced_micro_batches(self) -> int:
@@ -124,7 +128,14 @@ def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
         return trace
     by_size = how.scratch_by_size
     estimates = by_size.estimates(how.rank, shape.items, trace, calls) if by_size is not None else {}
-    return with_scratch(trace, calls, estimates)
+    trace = with_scratch(trace, calls, estimates)
+    if how.like is None or _windows(trace) == 2:
+        return trace
+    return with_second_window(trace, how.like) or trace_job(job, shape, replace(how, like=None))
+
+
+def _windows(trace: Trace) -> int:
+    return sum(name == "train" for name, _, _ in trace.phases)
 
 
 def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
@@ -146,6 +157,18 @@ def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
 @contextmanager
 def virtual_job(job: Job, how: Tracing) -> Iterator[tuple[Virtual, Tracer, TrainState]]:
     """Context in which the job is set up on the virtual device, and everything is recorded."""
+    prepared = take_prepared(job, how)
+    if prepared is None:
+        with _set_up(job, how) as set_up:
+            yield set_up
+        return
+    set_up, stack = prepared
+    with stack:
+        yield set_up
+
+
+@contextmanager
+def _set_up(job: Job, how: Tracing) -> Iterator[tuple[Virtual, Tracer, TrainState]]:
     load_engine(how.engine)
     with (
         on_virtual_device(how.device) as virtual,
@@ -171,6 +194,12 @@ def virtual_job(job: Job, how: Tracing) -> Iterator[tuple[Virtual, Tracer, Train
         yield virtual, tracer, train_state
 
 
+def prepare(job: Job, device: Device) -> None:
+    """Sets a job up on a card, for the next trace of it on one rank (``memfit.trace.prepared_job``)."""
+    how = Tracing(device=device)
+    prepare_job(job, how, lambda: _set_up(job, how))
+
+
 def equal_tokens(mesh: MeshShape) -> str:
     """What is said of experts whose tokens come from other ranks."""
     return (
@@ -188,9 +217,14 @@ def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtu
 
 
 def run_two_windows(train_state: TrainState, tracer: Tracer, shape: Shape, how: Tracing) -> None:
-    """The first two windows of a job that is set up: the first one makes the optimizers' state."""
+    """The first two windows of a job that is set up: the first one makes the optimizers' state.
+
+    The second one is left out where it follows from ``how.like``.
+    """
     with recompute(train_state.nets, how.checkpointing):
         for is_first in (True, False):
+            if not is_first and how.like is not None and second_window_follows(_traced(tracer), how.like):
+                return
             with tracer.phase("train"):
                 micro = synthetic_micro_batch(train_state.job, shape, train_state.device, tracer)
                 repeated = [micro] * how.traced_micro_batches
@@ -198,6 +232,11 @@ def run_two_windows(train_state: TrainState, tracer: Tracer, shape: Shape, how: 
                 categorise_state(tracer, train_state)
                 if is_first:
                     tracer.collect_cycles()
+
+
+def _traced(tracer: Tracer) -> Trace:
+    """What was traced until now."""
+    return with_scratch(as_trace(tracer), tracer.call_memory.calls)
 
 
 _Record = tuple[Trace, list[np.ndarray | None] | None, np.ndarray, list[Call]]

@@ -94,6 +94,22 @@ def test_the_next_question_is_traced_without_loading_the_job_again(folder):
     assert answers(second.stdout) == answers(fresh.stdout)
 
 
+def test_the_next_question_needs_no_setup(folder):
+    """The copy has set the job up while the first question was answered."""
+    text = (folder / "job.py").read_text()
+    setup = "        open('setups', 'a').write('once ')\n        return {\"net\": torch.optim.SGD"
+    (folder / "job.py").write_text(text.replace('        return {"net": torch.optim.SGD', setup))
+    assert asked(folder, *FIRST).returncode == 0
+    wait_for(lambda: sockets(folder) and (folder / "begun").exists())
+    before = (folder / "setups").read_text()
+    other_card = ("predict", "job.py:Own", "--device", "h100", "--json")
+    answered = {words: asked(folder, *words) for words in (SECOND, other_card)}
+    assert (folder / "setups").read_text() == before
+    (folder / "slow").unlink()
+    for words, process in answered.items():
+        assert answers(process.stdout) == answers(asked(folder, *words, "--fresh").stdout)
+
+
 @pytest.mark.slow
 def test_it_ends_with_the_background_and_leaves_nothing(folder):
     read, write = os.pipe()

@@ -69,8 +69,13 @@ _QUESTIONS = frozenset(("is_at_least", "is_at_most", "has_major", "flash_splits"
 """Methods of the rules that are asked with whole numbers."""
 
 
-class _RecordedRules(CardRules):
+class RecordedRules(CardRules):
     """Rules that note what is asked of them: a field by its name, a method by its name and numbers."""
+
+    def become(self, device: Device) -> None:
+        """Answers as another card from now on."""
+        for name, value in vars(_plain(card_rules(device))).items():
+            object.__setattr__(self, name, value)
 
     def __getattribute__(self, name: str) -> Any:
         if name in _FIELDS:
@@ -114,7 +119,7 @@ def card_rules(device: Device) -> CardRules:
     """The rules of a card of the catalogue."""
     assert device.compute_capability is not None
     assert device.memory_bytes is not None
-    return (_RecordedRules if _recorders else CardRules)(
+    return (RecordedRules if _recorders else CardRules)(
         compute_capability=device.compute_capability,
         name=device.name,
         memory_bytes=device.memory_bytes,

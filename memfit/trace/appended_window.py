@@ -1,0 +1,206 @@
+"""A second window put behind the first one of a trace, run by run: its storages, operators and events.
+
+``memfit.trace.second_window`` says which they are. Storages are numbered as a tracer numbers them: in the order in
+which they are made, and those that ``memfit.trace.operator_scratch.with_scratch`` adds behind all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.trace.window_runs import ELSEWHERE, WindowRuns
+
+_OPERATORS = ("operator_name", "operator_module", "operator_part", "operator_flops", "operator_bytes")
+_STORAGES = ("nbytes", "category", "stream")
+
+
+class AppendedWindow:
+    """The second window; storages of all runs are made before events of any.
+
+    Args:
+        own: the first window.
+        second: the second window of the other trace.
+    """
+
+    def __init__(self, own: WindowRuns, second: WindowRuns) -> None:
+        self._own, self._second = own, second
+        trace, like = own.trace, second.trace
+        self._next = len(trace.nbytes)
+        self._again = np.full(len(trace.nbytes), -1)
+        """The new storage by the one of ``own`` that it repeats."""
+        self._added = np.full(len(like.nbytes), -1)
+        """The new storage by the one of ``second``, where it repeats none."""
+        self._columns = {name: [getattr(trace, name)] for name in _STORAGES}
+        self._is_scratch = [_is_scratch(trace)]
+        self._is_scratch_of_like = _is_scratch(like)
+        self._made_by: list[tuple[int, np.ndarray]] = []
+        """By run: the operator that made each new storage, counted from the run's first one."""
+        self._operators: list[dict[str, np.ndarray]] = []
+        self._events: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        """By run: kind, storage, and operator, counted from the run's first one."""
+        self._names = {name: number for number, name in enumerate(trace.names)}
+
+    def make_storages(self, run: int, again: np.ndarray, source: np.ndarray) -> None:
+        """Makes storages as a run of ``second`` does.
+
+        Args:
+            again: its storages.
+            source: those of ``own`` whose bytes they have; -1: their own.
+        """
+        trace, like, new = self._own.trace, self._second.trace, self._numbered(len(again))
+        paired = source >= 0
+        self._again[source[paired]] = new[paired]
+        self._added[again[~paired]] = new[~paired]
+        self._columns["nbytes"].append(np.where(paired, trace.nbytes[source], like.nbytes[again]))
+        self._columns["category"].append(like.category[again])
+        self._columns["stream"].append(like.stream[again])
+        self._is_scratch.append(self._is_scratch_of_like[again])
+        self._made_by.append((run, like.made_by[again] - self._second.operators[run]))
+
+    def repeat_storages(self, run: int, made: np.ndarray) -> None:
+        """Makes storages as a run of ``own`` does."""
+        trace = self._own.trace
+        self._again[made] = self._numbered(len(made))
+        for name in _STORAGES:
+            self._columns[name].append(getattr(trace, name)[made])
+        self._is_scratch.append(self._is_scratch[0][made])
+        self._made_by.append((run, trace.made_by[made] - self._own.operators[run]))
+
+    def make_events(self, run: int, operators: np.ndarray, source: np.ndarray, left: np.ndarray) -> None:
+        """Adds a run of ``second``.
+
+        Args:
+            operators: for each operator, the one of ``own``'s run whose cost it has; -1: its own.
+            source: int (S of the other trace,), the storages of ``own`` that those of ``second`` repeat; -1: none.
+            left: int (S of the other trace,), the storages here for those of setup, and of the first window that are
+                left at its end.
+        """
+        trace, like = self._own.trace, self._second.trace
+        rows, own_rows = self._second.operator_slice(run), self._own.operator_slice(run)
+        names = [self._names.setdefault(like.names[name], len(self._names)) for name in like.operator_name[rows]]
+        columns = {
+            "operator_name": np.array(names, int),
+            "operator_module": like.operator_module[rows],
+            "operator_part": np.full(len(names), trace.operator_part[own_rows.start]),
+        }
+        for name in ("operator_flops", "operator_bytes"):
+            costs, repeated = getattr(like, name)[rows].copy(), operators >= 0
+            costs[repeated] = getattr(trace, name)[own_rows][operators[repeated]]
+            columns[name] = costs
+        self._operators.append(columns)
+        events = self._second.event_slice(run)
+        storage = like.storage[events]
+        is_made = (storage >= 0) & (self._second.run[storage] != ELSEWHERE)
+        made = np.where(source[storage] >= 0, self._again[source[storage]], self._added[storage])
+        storage = np.where(is_made, made, np.where(storage >= 0, left[storage], storage))
+        self._events.append((like.kind[events], storage, self._second.offsets(run)))
+
+    def repeat_events(self, run: int, repeated: np.ndarray, replaced: np.ndarray, left: np.ndarray) -> None:
+        """Adds a run of ``own``. What ``second`` replaces before and after its own events is freed there too.
+
+        Args:
+            repeated: bool, the events that are repeated.
+            replaced: bool (S of the other trace,), what ``second`` replaces.
+            left: as of ``make_events``.
+        """
+        trace, like, rows = self._own.trace, self._second.trace, self._own.operator_slice(run)
+        self._operators.append({name: getattr(trace, name)[rows] for name in _OPERATORS})
+        events = self._own.event_slice(run)
+        storage = trace.storage[events][repeated]
+        storage = np.where(self._own.run[storage] != ELSEWHERE, self._again[storage], storage)
+        freed, offsets = like.storage[self._second.event_slice(run)], self._second.offsets(run)
+        is_freed = (freed >= 0) & replaced[freed]
+        inside = np.flatnonzero(~is_freed)
+        begin, end = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (len(freed), len(freed))
+        other_rows = self._second.operator_slice(run)
+        shift = (rows.stop - rows.start) - (other_rows.stop - other_rows.start)
+        self._events.append(
+            (
+                np.concatenate([np.full(begin, FREE), trace.kind[events][repeated], np.full(len(freed) - end, FREE)]),
+                np.concatenate([left[freed[:begin]], storage, left[freed[end:]]]),
+                np.concatenate([offsets[:begin], self._own.offsets(run)[repeated], offsets[end:] + shift]),
+            )
+        )
+
+    def behind_the_first(self, replaced: np.ndarray) -> Trace | None:
+        """The trace of the first window with this one behind it; None where a storage is freed that is not there.
+
+        Args:
+            replaced: bool (S,), storages of the first window that this one replaces: later events are of those that
+                replace them.
+        """
+        own, trace = self._own, self._own.trace
+        end, row = int(own.events[-1]), int(own.operators[-1])
+        begins = row + np.cumsum([0, *(len(columns["operator_name"]) for columns in self._operators)])
+        count = int(begins[-1]) - row
+        later = trace.storage[end:]
+        later = np.where((later >= 0) & replaced[later], self._again[later], later)
+        kind = np.concatenate([trace.kind[:end], *(kind for kind, _, _ in self._events), trace.kind[end:]])
+        storage = np.concatenate([trace.storage[:end], *(storage for _, storage, _ in self._events), later])
+        inner = [offsets + begins[run] for run, (_, _, offsets) in enumerate(self._events)]
+        operator = np.concatenate([trace.operator[:end], *inner, trace.operator[end:] + count])
+        numbers = _numbers(kind, storage, np.concatenate(self._is_scratch))
+        if numbers is None:
+            return None
+        is_later = np.ones(len(trace.nbytes), bool)
+        is_later[trace.storage[:end][trace.kind[:end] == ALLOCATE]] = False
+        columns: dict[str, Any] = {name: np.concatenate(some) for name, some in self._columns.items()}
+        made_by = [trace.made_by + count * is_later, *(offsets + begins[run] for run, offsets in self._made_by)]
+        columns["made_by"] = np.concatenate(made_by)
+        columns = {name: column[np.argsort(numbers)] for name, column in columns.items()}
+        for name in _OPERATORS:
+            column, added = getattr(trace, name), [some[name] for some in self._operators]
+            columns[name] = np.concatenate([column[:row], *added, column[row:]])
+        columns["operator_name"], names = _by_appearance(columns["operator_name"], tuple(self._names))
+        columns["operator_part"], parts = _by_appearance(columns["operator_part"], trace.parts)
+        columns |= {"kind": kind, "operator": operator, "storage": np.where(storage >= 0, numbers[storage], -1)}
+        grown = len(kind) - len(trace.kind)
+        phases = [(name, start + grown, stop + grown) for name, start, stop in trace.phases[2:]]
+        return replace(
+            trace, names=names, parts=parts, phases=(*trace.phases[:2], ("train", end, end + grown), *phases),
+            **{name: column.astype(getattr(trace, name).dtype) for name, column in columns.items()},
+        )  # fmt: skip
+
+    def _numbered(self, count: int) -> np.ndarray:
+        self._next += count
+        return np.arange(self._next - count, self._next)
+
+
+def _is_scratch(trace: Trace) -> np.ndarray:
+    """bool (S,): storages that ``with_scratch`` has added: freed as soon as they are made."""
+    at_once = (trace.kind[:-1] == ALLOCATE) & (trace.kind[1:] == FREE) & (trace.storage[:-1] == trace.storage[1:])
+    chosen = np.zeros(len(trace.nbytes), bool)
+    chosen[trace.storage[:-1][at_once]] = True
+    return chosen & (trace.category == CATEGORIES.index("workspace"))
+
+
+def _numbers(kind: np.ndarray, storage: np.ndarray, is_scratch: np.ndarray) -> np.ndarray | None:
+    """int (S,): the storages' numbers; None where one is made twice, or is freed twice or before it is made.
+
+    Those that no event makes were made after the last phase.
+    """
+    made, freed = storage[kind == ALLOCATE], storage[kind == FREE]
+    if min(made.min(initial=0), freed.min(initial=0)) < 0 or any(
+        len(np.unique(some)) < len(some) for some in (made, freed)
+    ):
+        return None
+    when = np.full(len(is_scratch), len(kind))
+    when[made] = np.flatnonzero(kind == ALLOCATE)
+    if (when[freed] > np.flatnonzero(kind == FREE)).any():
+        return None
+    numbers = np.empty(len(is_scratch), int)
+    numbers[np.lexsort((when, is_scratch))] = np.arange(len(is_scratch))
+    return numbers
+
+
+def _by_appearance(values: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A column, and its table in the order in which the column's values first appear."""
+    used, first = np.unique(values, return_index=True)
+    ordered = used[np.argsort(first)]
+    numbers = np.zeros(len(names), int)
+    numbers[ordered] = np.arange(len(ordered))
+    return numbers[values], tuple(names[number] for number in ordered.tolist())
