@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from memfit.device.hardware.catalogue import Device
 from memfit.events import Trace
 from memfit.job import Job, Shape
-from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, holds_for
+from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, device_facts, holds_for
 from memfit.planner.step_range import trace_between
 
 if TYPE_CHECKING:
@@ -195,7 +195,30 @@ class AskedJob:
         return replace(prediction, seconds=time.perf_counter() - begin)
 
     def prepare(self, shape: Shape, devices: Sequence[Device], **choices: Any) -> None:
-        """Does beforehand what answers the same question for several devices sooner; arguments as of ``question``."""
+        """Does beforehand what answers the same question for several devices sooner; arguments as of ``question``.
+
+        A process that has the job loaded traces it for several cards at once, one of each kind of kernels.
+        """
+        changes = choices.get("changes") or {}
+        named = {name: value for name, value in choices.items() if name != "changes"}
+        mesh = named.get("mesh")
+        elsewhere = self._loaded_elsewhere() if mesh is None or mesh.pp == 1 else None
+        if elsewhere is None or len(devices) < 2:
+            return
+        identity = self._identity(shape, changes, named)
+        known = self._known_on_a_card(identity, shape.items)
+        if known is None:
+            return
+        from memfit.planner.hand_over import HandedOver
+
+        cards: dict[str, str] = {}
+        for device in devices:
+            if device.is_cuda and self._kept(identity, shape, device, derive=True) is None:
+                cards.setdefault(_digest(device_facts(device, known.facts)), device.key)
+        elsewhere.trace_each(
+            [HandedOver(shape=shape, device=key, changes=changes, derive=True, choices=named) for key in cards.values()]
+        )
+        self.look_again()
 
     def question(
         self, shape: Shape, device: Device, *, changes: Mapping[str, Any] | None = None, derive: bool = True,
@@ -243,14 +266,30 @@ class AskedJob:
         self, shape: Shape, device: Device, changes: Mapping[str, Any], derive: bool, choices: Mapping[str, Any]
     ) -> bool:
         """Whether a process that has the job loaded has traced a step now, where this one does not have it loaded."""
-        socket = self.socket
-        if self._job is not None or not device.is_cuda or socket is None or not socket.exists():
+        elsewhere = self._loaded_elsewhere() if device.is_cuda else None
+        if elsewhere is None:
             return False
-        from memfit.planner.hand_over import HandedOver, LoadedElsewhere
+        from memfit.planner.hand_over import HandedOver
+
+        step = HandedOver(shape=shape, device=device.key, changes=changes, derive=derive, choices=choices)
+        return elsewhere.trace(step)
+
+    def _loaded_elsewhere(self) -> LoadedElsewhere | None:
+        """The process that has the job loaded, where this one has not."""
+        socket = self.socket
+        if self._job is not None or socket is None or not socket.exists():
+            return None
+        from memfit.planner.hand_over import LoadedElsewhere
 
         self._elsewhere = self._elsewhere or LoadedElsewhere(socket)
-        step = HandedOver(shape=shape, device=device.key, changes=changes, derive=derive, choices=choices)
-        return self._elsewhere.trace(step)
+        return self._elsewhere
+
+    def _known_on_a_card(self, identity: str, items: int) -> TracedQuestion | None:
+        """A traced question of a size, on any card; None where there is none."""
+        known = self._known.get(identity, {}).get(items, [])
+        if known:
+            return known[0]
+        return self._shelf.find_any(f"{identity}.{items}-") if self._shelf is not None else None
 
     def _trace(
         self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]
@@ -284,7 +323,7 @@ class AskedJob:
             for question in chain(*self._known[name].values()):
                 if name.startswith(kin) and "cpu" not in question.facts:
                     return question
-        return self._shelf.find_like(identity, kin) if self._shelf is not None else None
+        return self._shelf.find_any(kin, best=identity) if self._shelf is not None else None
 
     def _with_settings(self, changes: Mapping[str, Any]) -> Job:
         from memfit.apply.phase_memory import with_settings

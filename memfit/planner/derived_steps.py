@@ -185,8 +185,12 @@ class _Steps:
         return max(min(unlike_size(2 + (more or 1)), bound), 4)
 
     def sharing_cards(self) -> list[Device]:
-        """Cards for which every trace so far holds; the card itself first."""
-        others = [card for card in self._sharing if card.key != self._device.key]
+        """Cards for which every trace so far holds, cuBLAS's workspaces included; the card itself first."""
+        own = self._device
+        others = [
+            card for card in self._sharing
+            if card.key != own.key and card.cublas_workspace_bytes == own.cublas_workspace_bytes
+        ]  # fmt: skip
         return [
             self._device,
             *(card for card in others if all(holds_for(question, card) for question in self._questions)),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from memfit.device.hardware.process_limits import available_cores
 from memfit.job import Shape
 
 PATIENCE = 5.0
@@ -51,7 +52,7 @@ class HandedOver:
 
 
 class LoadedElsewhere:
-    """The process that has a job loaded, where there is such a process.
+    """The process that has a job loaded, where there is such a process. Each step is traced by a copy of it.
 
     Args:
         path: of its socket.
@@ -59,8 +60,6 @@ class LoadedElsewhere:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._connection: Connection | None = None
-        self._process = 0
         self._is_there = True
 
     def trace(self, step: HandedOver) -> bool:
@@ -69,32 +68,63 @@ class LoadedElsewhere:
         if request is None:
             return False
         try:
-            if self._connection is None:
-                self._connection = connected(self._path)
-                self._process = int(self._answer())
-            self._connection.send_bytes(request)
-            return self._answer() == KEPT
+            with _Handed(self._path, request) as handed:
+                return handed.is_kept()
         except (OSError, EOFError, ValueError):
-            self.close()
+            self._is_there = False
             return False
 
-    def close(self) -> None:
-        """Leaves the process to itself."""
-        self._is_there = False
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def trace_each(self, steps: Sequence[HandedOver]) -> None:
+        """Has steps traced and kept, as many at once as there are cores."""
+        count = available_cores()
+        for some in (steps[first : first + count] for first in range(0, len(steps), count)):
+            requests = [request for step in some if (request := step.to_json()) is not None and self._is_there]
+            try:
+                with ExitStack() as stack:
+                    handed = [stack.enter_context(_Handed(self._path, request)) for request in requests]
+                    for each in handed:
+                        each.is_kept()
+            except (OSError, EOFError, ValueError):
+                self._is_there = False
 
-    def _answer(self) -> bytes:
-        """Waits for an answer while the process works.
+
+class _Handed:
+    """A context with a step that another process traces.
+
+    Raises:
+        OSError, EOFError, ValueError: there is no such process.
+    """
+
+    def __init__(self, path: Path, request: bytes) -> None:
+        self._connection = connected(path)
+        self._process = 0
+        """Of the copy that traces; 0 until it has said it."""
+        try:
+            self._connection.send_bytes(request)
+        except OSError:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> _Handed:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._connection.close()
+
+    def is_kept(self) -> bool:
+        """Whether the step was traced and kept; waits for it.
 
         Raises:
-            OSError, EOFError: it has ended, or does nothing.
+            OSError, EOFError, ValueError: the process has ended, or does nothing.
         """
-        assert self._connection is not None
+        self._process = int(self._answer())
+        return self._answer() == KEPT
+
+    def _answer(self) -> bytes:
+        """Waits for an answer while the process works."""
         before = -1
         while not self._connection.poll(PATIENCE):
-            ticks = _ticks(self._process)
+            ticks = _ticks(self._process) if self._process else before
             if ticks == before:
                 raise TimeoutError
             before = ticks

@@ -138,12 +138,11 @@ class Shelf:
             self._missing.add((key, device.key))
         return question
 
-    def find_like(self, identity: str, kin: str) -> TracedQuestion | None:
-        """A kept question of any card whose identity begins with ``kin``, at best ``identity`` itself."""
-        paths = () if self._fresh else sorted(_folder().glob(f"{self._key}.{kin}*-*.npz"), key=lambda path: path.name)
-        for path in sorted(paths, key=lambda path: f".{identity}." not in path.name)[:1]:
-            return _read_question(path, None, self._holds)
-        return None
+    def find_any(self, key: str, best: str = "") -> TracedQuestion | None:
+        """A kept question of any card whose name begins so, at best with ``best``; None where there is none."""
+        paths = () if self._fresh else sorted(_folder().glob(f"{self._key}.{key}*.npz"))
+        path = min(paths, key=lambda path: not path.name.startswith(f"{self._key}.{best}"), default=None)
+        return None if path is None else _read_question(path, None, self._holds)
 
     def sizes(self, identity: str) -> set[int]:
         """Items of the kept questions ``identity.ITEMS``."""

@@ -23,6 +23,7 @@ from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.cpu_allocator import CpuAllocator
 from memfit.replay.margins import margin_of
 from memfit.replay.replay import Allocator, Need, Outside, need
+from memfit.trace.cublas_workspaces import with_workspaces_of
 from memfit.trace.extra_window import with_third_window
 
 
@@ -82,7 +83,8 @@ class TracedQuestion:
     """Traces by rank, of the ranks of which one needs most."""
     allocator: str
     facts: Mapping[str, Any]
-    """What the traces read of the device: they hold for every device with the same facts."""
+    """What the traces read of the device: they hold for every device with the same facts, but for the bytes of cuBLAS's
+    workspaces (``memfit.trace.cublas_workspaces``)."""
     mesh: Mapping[str, int] = field(default_factory=dict)
     rank_reason: str = ""
     stages: tuple[StageFigures, ...] = ()
@@ -109,9 +111,10 @@ def answer(question: TracedQuestion, name: str, device: Device, seconds: float =
         seconds: time that the question took so far.
     """
     beside = cpu_margin_bytes(device)
+    traces = {rank: with_workspaces_of(trace, device) for rank, trace in question.traces.items()}
     footprints = {
         rank: footprint_on(trace, device, question.world, question.allocator, mesh=question.mesh, beside=beside)
-        for rank, trace in question.traces.items()
+        for rank, trace in traces.items()
     }
     peaks = {
         rank: max(phase.process_bytes for phase in replayed.phases.values()) for rank, replayed in footprints.items()
@@ -122,7 +125,7 @@ def answer(question: TracedQuestion, name: str, device: Device, seconds: float =
     return Prediction(
         job=name, settings=question.settings, shape=question.shape, micro_batch=question.shape.units,
         unit=question.unit, device=device, nets=question.nets, footprint=footprints[rank],
-        trace=question.traces[rank], checkpointing=question.checkpointing, engine=question.engine,
+        trace=traces[rank], checkpointing=question.checkpointing, engine=question.engine,
         world=question.world, rank=rank, seconds=seconds, mesh=question.mesh, rank_reason=question.rank_reason,
         stages=with_bytes(question.stages, ranks, by_place), not_validated=question.not_validated,
     )  # fmt: skip
@@ -177,7 +180,7 @@ class _Replay(NamedTuple):
 
 
 def _as_replayed(trace: Trace, device: Device) -> Trace:
-    return with_third_window(trace) if device.is_cuda else trace
+    return with_third_window(with_workspaces_of(trace, device)) if device.is_cuda else trace
 
 
 def _replay_on(

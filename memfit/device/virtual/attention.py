@@ -43,18 +43,14 @@ def choose(
     Respects ``torch.nn.attention.sdpa_kernel`` and ``torch.backends.cuda.enable_*_sdp``.
     """
     call = (card, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    order = [(FLASH, _flash), (EFFICIENT, _efficient)]
-    order.insert(0 if _cudnn_first(card) else 2, (CUDNN, _cudnn))
-    allowed = {
-        CUDNN: torch.backends.cuda.cudnn_sdp_enabled(),
-        FLASH: torch.backends.cuda.flash_sdp_enabled(),
-        EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled(),
-    }
-    for name, can in order:
-        behind_math = name == CUDNN and not _cudnn_first(card) and torch.backends.cuda.math_sdp_enabled()
-        if allowed[name] and not behind_math and can(*call):
-            return name
-    return MATH
+    can_cudnn = torch.backends.cuda.cudnn_sdp_enabled() and _cudnn(*call)
+    if can_cudnn and _cudnn_first(card):  # asked where it decides: a trace holds for every card that answers the same
+        return CUDNN
+    if torch.backends.cuda.flash_sdp_enabled() and _flash(*call):
+        return FLASH
+    if torch.backends.cuda.mem_efficient_sdp_enabled() and _efficient(*call):
+        return EFFICIENT
+    return CUDNN if can_cudnn and not torch.backends.cuda.math_sdp_enabled() else MATH
 
 
 def _cudnn_first(card: CardRules) -> bool:

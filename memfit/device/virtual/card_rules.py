@@ -74,7 +74,7 @@ class RecordedRules(CardRules):
 
     def become(self, device: Device) -> None:
         """Answers as another card from now on."""
-        for name, value in vars(_plain(card_rules(device))).items():
+        for name, value in vars(plain(card_rules(device))).items():
             object.__setattr__(self, name, value)
 
     def __getattribute__(self, name: str) -> Any:
@@ -87,7 +87,7 @@ class RecordedRules(CardRules):
         @wraps(value)
         def asked(*numbers: int) -> Any:
             note_fact(" ".join(map(str, (name, *numbers))))
-            return getattr(_plain(self), name)(*numbers)
+            return getattr(plain(self), name)(*numbers)
 
         return asked
 
@@ -98,7 +98,7 @@ def note_fact(fact: str) -> None:
         read.add(fact)
 
 
-def _plain(rules: CardRules) -> CardRules:
+def plain(rules: CardRules) -> CardRules:
     """The same rules, which note nothing."""
     return CardRules(**{name: object.__getattribute__(rules, name) for name in _FIELDS})
 
@@ -129,7 +129,7 @@ def card_rules(device: Device) -> CardRules:
 
 def card_facts(device: Device, asked: Collection[str]) -> dict[str, Any]:
     """What a card answers to facts that ``recorded_facts`` noted, such as ``name`` or ``is_at_least 8 0``."""
-    rules = _plain(card_rules(device))
+    rules = plain(card_rules(device))
     facts = {}
     for fact in sorted(asked):
         name, *numbers = fact.split(" ")

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.hardware.catalogue import CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_LARGE, LARGE_WORKSPACE_MAJORS
-from memfit.device.virtual.card_rules import CardRules
+from memfit.device.hardware.catalogue import cublas_workspace_bytes
+from memfit.device.virtual.card_rules import CardRules, plain
 from memfit.device.virtual.layout_copies import COPYING, convolution_layout, copies
 
 _aten = torch.ops.aten
@@ -44,11 +44,13 @@ def cublas_workspace(card: CardRules) -> int:
 
     PyTorch's default: 2 x 4096 KiB + 8 x 16 KiB; 32 MiB on Hopper and Blackwell. CUBLAS_WORKSPACE_CONFIG=:KiB:COUNT…
     overrides it, as in PyTorch. cublasLt shares it.
+
+    Traces of cards that differ in it alone are shared: see ``memfit.trace.cublas_workspaces``.
     """
     configured = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if configured:
         return sum(int(kib) * 1024 * int(count) for kib, count in configured)
-    return CUBLAS_WORKSPACE_LARGE if card.has_major(*LARGE_WORKSPACE_MAJORS) else CUBLAS_WORKSPACE
+    return cublas_workspace_bytes(plain(card).compute_capability)
 
 
 def convolution_backward_workspace(card: CardRules, args: Any) -> int:

@@ -1,0 +1,26 @@
+"""cuBLAS's workspaces in a trace: cards on which they alone differ share the trace."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+
+from memfit.device.hardware.catalogue import Device
+from memfit.events import CATEGORIES, FREE, Trace
+
+
+def with_workspaces_of(trace: Trace, device: Device) -> Trace:
+    """The trace of another card with this one's workspaces; the same where CUBLAS_WORKSPACE_CONFIG sets their bytes.
+
+    A workspace stays: what an operator takes within itself is freed at once.
+    """
+    nbytes = device.cublas_workspace_bytes
+    if nbytes is None or os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
+        return trace
+    is_workspace = trace.category == CATEGORIES.index("workspace")
+    is_workspace[trace.storage[trace.kind == FREE]] = False
+    if (trace.nbytes[is_workspace] == nbytes).all():
+        return trace
+    return replace(trace, nbytes=np.where(is_workspace, nbytes, trace.nbytes))

@@ -1,0 +1,46 @@
+"""Cards whose cuBLAS workspaces alone differ share a trace, and each has its own workspaces."""
+
+import pytest
+
+from memfit.device.hardware.catalogue import find_device
+from memfit.events import CATEGORIES
+from memfit.job import Shape
+from memfit.planner.asked_job import AskedJob
+from memfit.planner.predict import predict, trace_question
+from memfit.planner.prediction import answer, holds_for
+from memfit.trace.cublas_workspaces import with_workspaces_of
+from tests.trace.test_second_window import Attends, Norms, differing
+
+AMPERE, BLACKWELL = find_device("rtx4090"), find_device("rtx5090")
+SHAPE = Shape(items=3)
+
+
+@pytest.mark.parametrize("job", [Norms(), Attends()], ids=["norms", "attends"])
+@pytest.mark.parametrize(("traced_on", "device"), [(AMPERE, BLACKWELL), (BLACKWELL, AMPERE)], ids=["larger", "smaller"])
+def test_a_shared_trace_answers_as_its_own(job, traced_on, device):
+    question = trace_question(job, SHAPE, traced_on)
+    assert holds_for(question, device)
+    shared, own = answer(question, "job", device), predict(job, "job", SHAPE, device)
+    assert shared.footprint == own.footprint
+    assert differing(shared.trace, own.trace) == []
+    other = answer(question, "job", traced_on).footprint
+    assert abs(own.footprint.phases["train"].process_bytes - other.phases["train"].process_bytes) > 40 << 20
+
+
+def test_one_trace_is_made():
+    asked = AskedJob("job", Norms)
+    for key in ("rtx4090", "rtx5090", "h100"):
+        asked.predict(SHAPE, find_device(key))
+    assert asked.traced == 1
+
+
+def test_cards_that_prefer_another_kernel_are_traced():
+    assert not holds_for(trace_question(Attends(), SHAPE, AMPERE), find_device("h100"))
+
+
+def test_bytes_that_the_environment_sets_are_kept(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    trace = trace_question(Norms(), SHAPE, AMPERE).traces[0]
+    workspaces = trace.nbytes[trace.category == CATEGORIES.index("workspace")]
+    assert workspaces.tolist() == [16 * 8 * 1024] * 2
+    assert with_workspaces_of(trace, BLACKWELL) is trace
