@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -27,6 +28,8 @@ from memfit.planner.hand_over import KEPT, HandedOver, connected, short_name
 
 SECONDS = 600
 """Seconds by the clock that it serves whoever has connected."""
+POLL = 0.1
+"""Seconds between two looks at the memory that is free."""
 _WAITING = 16
 """Connections that wait to be served."""
 
@@ -210,9 +213,17 @@ def _serve_next(listener: socket.socket, asked: AskedJob) -> None:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.alarm(SECONDS)
+                _wait_for_memory()
                 serve(Connection(client.detach()), asked)
             finally:
                 os._exit(0)
+
+
+def _wait_for_memory() -> None:
+    """Waits until the machine has the memory for a trace, as where several are made at once; not for ever: whoever asks
+    gives a process up that does nothing, and traces itself."""
+    while not has_room_for_copy():
+        time.sleep(POLL)
 
 
 def serve(connection: Connection, asked: AskedJob) -> None:

@@ -7,19 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from memfit.device.hardware.catalogue import Device
+from memfit.device.hardware.catalogue import CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_LARGE, Device
 from memfit.events import CATEGORIES, FREE, Trace
 
 
 def with_workspaces_of(trace: Trace, device: Device) -> Trace:
-    """The trace of another card with this one's workspaces; the same where CUBLAS_WORKSPACE_CONFIG sets their bytes.
+    """The trace of another card with this one's workspaces. Those whose bytes are no card's stay as they are, and all
+    where CUBLAS_WORKSPACE_CONFIG sets them.
 
-    A workspace stays: what an operator takes within itself is freed at once.
+    A workspace is never freed: what an operator takes within itself is freed at once.
     """
     nbytes = device.cublas_workspace_bytes
     if nbytes is None or os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
         return trace
     is_workspace = trace.category == CATEGORIES.index("workspace")
+    is_workspace &= np.isin(trace.nbytes, (CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_LARGE))
     is_workspace[trace.storage[trace.kind == FREE]] = False
     if (trace.nbytes[is_workspace] == nbytes).all():
         return trace

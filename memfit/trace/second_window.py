@@ -299,7 +299,13 @@ class _SecondWindow:
             (trace.operator_bytes[rows], like.operator_bytes[rows_like]),
         )
         added = self._second.made(run)[change.storages < 0]
-        return is_constant or (not change.lacks and bool(np.isin(like.category[added], _FIXED).all()))
+        calls = np.flatnonzero(change.operators < 0) + self._second.operators[run]
+        adds_what_is_fixed = (
+            not change.lacks
+            and bool(np.isin(like.category[added], _FIXED).all())
+            and bool(np.isin(calls, like.made_by[added]).all())  # other operators may cost more in a larger batch
+        )
+        return is_constant or adds_what_is_fixed
 
 
 def _equal(*pairs: tuple[np.ndarray, np.ndarray]) -> bool:

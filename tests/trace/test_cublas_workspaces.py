@@ -1,5 +1,8 @@
 """Cards whose cuBLAS workspaces alone differ share a trace, and each has its own workspaces."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from memfit.device.hardware.catalogue import find_device
@@ -44,3 +47,10 @@ def test_bytes_that_the_environment_sets_are_kept(monkeypatch):
     workspaces = trace.nbytes[trace.category == CATEGORIES.index("workspace")]
     assert workspaces.tolist() == [16 * 8 * 1024] * 2
     assert with_workspaces_of(trace, BLACKWELL) is trace
+
+
+def test_bytes_that_are_no_cards_are_kept():
+    """As of torch's versions that had no workspace."""
+    trace = trace_question(Norms(), SHAPE, AMPERE).traces[0]
+    without = replace(trace, nbytes=np.where(trace.category == CATEGORIES.index("workspace"), 0, trace.nbytes))
+    assert with_workspaces_of(without, BLACKWELL) is without
