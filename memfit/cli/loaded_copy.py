@@ -27,7 +27,7 @@ from memfit.planner.asked_job import AskedJob
 from memfit.planner.hand_over import KEPT, HandedOver, connected, short_name
 
 SECONDS = 600
-"""Seconds by the clock that it serves whoever has connected."""
+"""Seconds by the clock that it takes at most to set the job up, and to serve whoever has connected."""
 POLL = 0.1
 """Seconds between two looks at the memory that is free."""
 _WAITING = 16
@@ -114,8 +114,10 @@ def _wait(orders: int, asked: AskedJob, work: Work, set_up: SetUp | None) -> NoR
 def _try(set_up: SetUp | None) -> None:
     """Sets the job up; where its code does not allow it, a trace does."""
     if set_up is not None:
+        signal.alarm(SECONDS)  # it would not see that whoever made it has ended
         with suppress(Exception, SystemExit):
             set_up()
+        signal.alarm(0)
 
 
 class _Worker:

@@ -66,6 +66,26 @@ class Remembers(Norms):
         return super().loss(nets, batch)
 
 
+class Concatenates(Norms):
+    """Steps on the batch before, too, as Transformer-XL attends to it."""
+
+    def loss(self, nets, batch):
+        before = getattr(nets["net"], "before", batch[:0])
+        nets["net"].before = batch.detach()
+        return super().loss(nets, torch.cat([before, batch]))
+
+
+class Caches(Norms):
+    """Keeps a table for as many samples as it has seen at once, from 4 on."""
+
+    def loss(self, nets, batch):
+        table = getattr(nets["net"], "table", batch[:0])
+        if len(batch) > max(len(table), 3):
+            nets["net"].table = table = torch.ones_like(batch)
+        scaled = batch * table[: len(batch)] if len(table) >= len(batch) else batch
+        return super().loss(nets, scaled)
+
+
 def differing(trace: Trace, other: Trace) -> list[str]:
     """The names of what differs."""
 
@@ -112,11 +132,14 @@ def test_cards_have_kernels_of_their_own():
     assert names[0] != names[1]
 
 
-def test_a_second_window_with_more_than_the_first_is_traced_at_another_size():
-    how, job = Tracing(device=CARD), Remembers()
-    like = trace_job(job, Shape(items=2), how)
-    assert windows_run(job, Shape(items=5), replace(how, like=like)) == 2
-    assert differing(trace_job(job, Shape(items=5), replace(how, like=like)), trace_job(job, Shape(items=5), how)) == []
+@pytest.mark.parametrize("job", [Remembers(), Concatenates(), Caches()], ids=["remembers", "concatenates", "caches"])
+def test_a_second_window_that_does_more_than_the_first_is_traced_at_another_size(job):
+    how = Tracing(device=CARD)
+    for items, other in ((2, 5), (5, 2)):
+        like = trace_job(job, Shape(items=items), how)
+        assert windows_run(job, Shape(items=other), replace(how, like=like)) == 2
+        own, alone = (trace_job(job, Shape(items=other), asked) for asked in (replace(how, like=like), how))
+        assert differing(own, alone) == []
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "zero1", "zero3"])
