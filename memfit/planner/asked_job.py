@@ -206,15 +206,15 @@ class AskedJob:
         if elsewhere is None or len(devices) < 2:
             return
         identity = self._identity(shape, changes, named)
-        known = self._known_on_a_card(identity, shape.items)
-        if known is None:
+        like = self._like(identity)
+        if like is None:
             return
         from memfit.planner.hand_over import HandedOver
 
         cards: dict[str, str] = {}
         for device in devices:
             if device.is_cuda and self._kept(identity, shape, device, derive=True) is None:
-                cards.setdefault(_digest(device_facts(device, known.facts)), device.key)
+                cards.setdefault(_digest(device_facts(device, like.facts)), device.key)
         elsewhere.trace_each(
             [HandedOver(shape=shape, device=key, changes=changes, derive=True, choices=named) for key in cards.values()]
         )
@@ -283,13 +283,6 @@ class AskedJob:
 
         self._elsewhere = self._elsewhere or LoadedElsewhere(socket)
         return self._elsewhere
-
-    def _known_on_a_card(self, identity: str, items: int) -> TracedQuestion | None:
-        """A traced question of a size, on any card; None where there is none."""
-        known = self._known.get(identity, {}).get(items, [])
-        if known:
-            return known[0]
-        return self._shelf.find_any(f"{identity}.{items}-") if self._shelf is not None else None
 
     def _trace(
         self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]

@@ -3,6 +3,7 @@
 python -m pytest tests/cli/test_loaded_copy.py
 """
 
+import json
 import os
 import signal
 import socket
@@ -108,6 +109,23 @@ def test_the_next_question_needs_no_setup(folder):
     (folder / "slow").unlink()
     for words, process in answered.items():
         assert answers(process.stdout) == answers(asked(folder, *words, "--fresh").stdout)
+
+
+def test_several_cards_are_traced_for_without_loading_the_job_again(folder):
+    """A job that asks its card has a trace of its own for each compute capability."""
+    text = (folder / "job.py").read_text()
+    asks = "    def loss(self, nets, batch):\n        torch.cuda.get_device_capability()\n"
+    (folder / "job.py").write_text(text.replace("    def loss(self, nets, batch):\n", asks))
+    assert asked(folder, *FIRST).returncode == 0
+    wait_for(lambda: sockets(folder))
+    cards = [word for key in ("h100", "t4", "rtx5090") for word in ("--device", key)]
+    several = (*SECOND, *cards)
+    second = asked(folder, *several)
+    assert (second.returncode, imports(folder)) == (0, 1)
+    (folder / "slow").unlink()
+    fresh = json.loads(asked(folder, *several, "--fresh").stdout)
+    for key, card in json.loads(second.stdout)["devices"].items():
+        assert card | {"seconds": 0} == fresh["devices"][key] | {"seconds": 0}
 
 
 @pytest.mark.slow
