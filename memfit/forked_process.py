@@ -153,6 +153,11 @@ def fork() -> int:
     return process_id
 
 
+def let_signals_end() -> None:
+    """Lets the signals in that ``fork`` holds back in a copy, once it may act on them."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+
+
 def _serve(target: object, parent: int, connection: Connection, results: IO[bytes]) -> NoReturn:
     """The copy: runs calls until the other process has ended."""
     try:
@@ -189,7 +194,7 @@ def leave_output() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+    let_signals_end()
     fall_silent()
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):

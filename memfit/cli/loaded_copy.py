@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.device.hardware.process_limits import available_cores, has_room_for_copy
-from memfit.forked_process import fork, is_forkable, leave_output
+from memfit.forked_process import fork, is_forkable, leave_output, let_signals_end
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.hand_over import KEPT, HandedOver, connected, short_name
 
@@ -133,6 +133,7 @@ class _Worker:
             os.close(end)
             return
         try:
+            let_signals_end()
             os.close(self._request)
             os.close(self.working)
             with open(read, "rb") as file:
@@ -212,6 +213,7 @@ def _serve_next(listener: socket.socket, asked: AskedJob) -> None:
             if fork():
                 return
             try:
+                let_signals_end()
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.alarm(SECONDS)

@@ -165,6 +165,15 @@ def test_a_question_is_traced_where_it_is_asked_when_the_copy_is_killed(folder):
     wait_for(lambda: not those_in(folder))
 
 
+def test_the_background_ends_when_it_is_asked_to(folder):
+    """As by a machine that shuts down, while it is at work."""
+    assert asked(folder, *FIRST).returncode == 0
+    wait_for(lambda: sockets(folder) and (folder / "begun").exists())
+    for process in those_in(folder):
+        process.terminate()
+    wait_for(lambda: not those_in(folder), seconds=20)
+
+
 @pytest.mark.slow
 def test_no_copy_stays_after_a_question_that_fails(folder):
     text = (folder / "job.py").read_text()
