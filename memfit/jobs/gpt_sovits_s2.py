@@ -19,7 +19,7 @@ from torch.optim import AdamW, Optimizer
 
 from memfit.errors import InputError
 from memfit.job import Job, Loss, Nets, Precision, Shape, Turn
-from memfit.jobs.data.mel import compress, spectrogram
+from memfit.jobs.data.mel import compress, make_filters, spectrogram
 from memfit.jobs.data.sovits_clips import FRAMES_PER_SECOND, HOP, SovitsClip, sovits_clips
 from memfit.jobs.nets.hifigan import Judgement, WaveformDiscriminator
 from memfit.jobs.nets.sovits import PERIODS, WIDTHS, Made, Sovits, Widths, crop
@@ -70,6 +70,7 @@ class S2(Job):
             why = f"a clip of {frames} frames holds no segment of {self.segment_frames}"
             write = f"write clip_seconds={math.ceil(self.segment_frames / FRAMES_PER_SECOND)}, or fewer segment_frames"
             raise InputError(f"clip_seconds={self.clip_seconds}", why, write)
+        make_filters()
         return {"generator": Sovits(self.widths()), "discriminator": WaveformDiscriminator(PERIODS[self.version])}
 
     def checkpointable(self, nets: Nets) -> list[str]:
@@ -216,4 +217,5 @@ class GptSovitsTiny(S2):
         )  # fmt: skip
 
     def nets(self) -> Nets:
+        make_filters()
         return {"generator": Sovits(self.widths()), "discriminator": WaveformDiscriminator((2, 5), width=2)}

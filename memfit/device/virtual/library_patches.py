@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -60,11 +61,18 @@ def as_in_a_real_run() -> Iterator[None]:
 
         with disable_current_modes():
             """It imports parts of torch on first use, which must be over before imports pass through it."""
-        plain = SourceFileLoader.exec_module
+        plain, depth = SourceFileLoader.exec_module, [0]
 
         def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
-            with disable_current_modes(), DisableTorchFunction():
-                plain(loader, module)
+            before = gc.get_count()[0]
+            depth[0] += 1
+            try:
+                with disable_current_modes(), DisableTorchFunction():
+                    plain(loader, module)
+            finally:
+                depth[0] -= 1
+                if not depth[0] and not gc.isenabled() and gc.get_count()[0] - before >= gc.get_threshold()[0]:
+                    gc.collect(0)  # as Python does meanwhile: cycles of frames would keep what the importing ones hold
             if module.__name__ in _ASKS_FOR_FAKES:
                 blind(module.__name__)
             if module.__name__ == _HUB:

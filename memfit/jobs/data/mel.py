@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+_COMPRESSED = (32000, 2048, 128)
+"""Rate, size of the transform and bands of ``compress``."""
+
 
 def log_mel(wave: Tensor, rate: int = 24000, n_fft: int = 1024, hop: int = 256, bands: int = 100) -> Tensor:
     """(samples,) to (1 + samples // hop, bands): log of the magnitude mel spectrum, at least log(1e-5)."""
@@ -25,10 +28,16 @@ def spectrogram(wave: Tensor, n_fft: int = 2048, hop: int = 640) -> Tensor:
     return (spectrum.real.square() + spectrum.imag.square() + 1e-6).sqrt()
 
 
-def compress(spectrum: Tensor, rate: int = 32000, n_fft: int = 2048, bands: int = 128) -> Tensor:
-    """A spectrogram (b, n_fft // 2 + 1, t) as log-mel (b, bands, t)."""
-    bank = torch.tensor(filters(rate, n_fft, bands, "slaney").T, device=spectrum.device)
+def compress(spectrum: Tensor) -> Tensor:
+    """A spectrogram (b, 1025, t) of 32 kHz as log-mel (b, 128, t)."""
+    bank = torch.tensor(filters(*_COMPRESSED, "slaney").T, device=spectrum.device)
     return (bank @ spectrum).clamp(min=1e-5).log()
+
+
+def make_filters() -> None:
+    """Makes the filters of ``compress``, for a job's setup: transformers keeps frames of its first import alive, with
+    the tensors of a step that it is imported in."""
+    filters(*_COMPRESSED, "slaney")
 
 
 def _stft(wave: Tensor, n_fft: int, hop: int, margin: int) -> Tensor:
