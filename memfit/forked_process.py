@@ -17,6 +17,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, NoReturn
 
@@ -40,6 +41,13 @@ class ForkedCall:
         self._value: Any = None
         self._has_value = False
         self.is_done = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is no result; waits for it."""
+        with suppress(NoResultError):
+            self.result()
+        return not self._has_value
 
     def finish(self, pickled: bytes | None) -> None:
         """Notes the result; None: there is none."""
@@ -123,6 +131,91 @@ class ForkedProcess:
                 begin, size = 0, _FAILED
             pickled = os.pread(self._results.fileno(), size, begin) if size != _FAILED else None
             self._waiting.popleft().finish(pickled)
+
+
+class ForkedBranch:
+    """A copy of this process that goes on from where it is made, once it is told to, and gives one result.
+
+    Both processes return from the constructor. The copy must not go on behind ``give`` or ``end``.
+
+    Raises:
+        OSError: no process or pipe can be made.
+    """
+
+    def __init__(self) -> None:
+        self._connection, other = Pipe()
+        parent = os.getpid()
+        try:
+            self._id = fork()
+        except OSError:
+            self._connection.close()
+            other.close()
+            raise
+        self.is_copy = self._id == 0
+        self.has_begun = self.is_done = False
+        self._result: bytes | None = None
+        if not self.is_copy:
+            other.close()
+            return
+        self._connection.close()
+        self._connection = other
+        try:
+            _leave_to_parent(parent)
+            other.recv_bytes()
+        except BaseException:
+            self.end()
+
+    @property
+    def connection(self) -> Connection:
+        """Can be read once the copy has given a result or has ended."""
+        return self._connection
+
+    def begin(self) -> None:
+        """Lets the copy go on."""
+        self.has_begun = True
+        try:
+            self._connection.send_bytes(b"")
+        except OSError:  # it has ended
+            self.is_done = True
+
+    def read(self) -> None:
+        """Notes what the copy has given; waits for it."""
+        if not self.is_done:
+            self.is_done = True
+            try:
+                self._result = self._connection.recv_bytes()
+            except (EOFError, OSError):
+                self._result = None
+
+    def result(self) -> Any:
+        """What the copy has given; waits for it.
+
+        Raises:
+            NoResultError: it has ended without.
+        """
+        self.read()
+        if self._result is None:
+            raise NoResultError
+        return pickle.loads(self._result)
+
+    def give(self, value: object) -> NoReturn:
+        """Of the copy: gives its result, and ends."""
+        try:
+            self._connection.send_bytes(pickle.dumps(value))
+        finally:
+            os._exit(0)
+
+    def end(self) -> NoReturn:
+        """Of the copy: ends without a result."""
+        os._exit(0)
+
+    def close(self) -> None:
+        """Ends the copy, whatever it does."""
+        if self._id:
+            os.kill(self._id, signal.SIGKILL)
+            os.waitpid(self._id, 0)
+        self._id = 0
+        self._connection.close()
 
 
 def is_forkable() -> bool:

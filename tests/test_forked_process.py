@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from memfit.cli.progress import _LinesOnce
-from memfit.forked_process import ForkedProcess, NoResultError
+from memfit.forked_process import ForkedBranch, ForkedProcess, NoResultError
 
 
 class Target:
@@ -181,3 +181,76 @@ def test_the_copy_ends_with_a_parent_that_was_killed():
     parent.wait()
     parent.stdout.close()
     assert psutil.wait_procs([copy], timeout=20)[1] == []
+
+
+@pytest.fixture
+def branches():
+    made = []
+    yield made
+    for branch in made:
+        branch.close()
+
+
+def branched(branches, value):
+    """A branch whose copy gives a value; None: it ends without."""
+    branch = ForkedBranch()
+    if not branch.is_copy:
+        branches.append(branch)
+        return branch
+    try:
+        result = value()
+        branch.give(result)
+    finally:
+        branch.end()
+
+
+def test_a_branch_goes_on_when_it_is_told_to(tmp_path, branches):
+    branch = branched(branches, lambda: (tmp_path / "went on").write_text("") or os.getpid())
+    time.sleep(0.3)
+    assert not list(tmp_path.iterdir())
+    assert not branch.connection.poll()
+    branch.begin()
+    assert branch.result() not in (0, os.getpid())
+    assert (branch.has_begun, branch.is_done) == (True, True)
+    assert branch.result() == branch.result()
+    assert list(tmp_path.iterdir())
+
+
+def test_branches_give_what_they_are_and_draw_the_same_numbers(branches):
+    random.seed(3)
+    made = [branched(branches, random.random) for _ in range(2)]
+    for branch in made:
+        branch.begin()
+    drawn = random.random()
+    assert [branch.result() for branch in made] == [drawn, drawn]
+
+
+@pytest.mark.parametrize("value", [lambda: 1 / 0, lambda: lambda: None, lambda: os._exit(3), lambda: sys.exit("no")])
+def test_a_branch_that_fails_has_no_result(capfd, branches, value):
+    branch = branched(branches, value)
+    branch.begin()
+    with pytest.raises(NoResultError):
+        branch.result()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_branch_ends_with_the_process_that_made_it():
+    code = (
+        "import os, time\nfrom memfit.forked_process import ForkedBranch\n"
+        "branch = ForkedBranch()\nprint(branch._id, flush=True)\nos.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL
+    assert (
+        psutil.wait_procs([psutil.Process(int(done.stdout))] if psutil.pid_exists(int(done.stdout)) else [], 10)[1]
+        == []
+    )
+
+
+def test_a_closed_branch_has_ended(branches):
+    branch = branched(branches, lambda: time.sleep(600))
+    branch.begin()
+    process = psutil.Process(branch._id)
+    branch.close()
+    branch.close()
+    assert not process.is_running()

@@ -68,6 +68,11 @@ class EventRecord:
         """The number of the last operator; 0 before the first one."""
         return max(len(self.op_rows) - 1, 0)
 
+    @property
+    def alive(self) -> int:
+        """The number of storages that are still there."""
+        return len(self._refs)
+
     def mark(self, part: str) -> None:
         """Begins a part of the window. At ``backward``, what the forward left alive becomes activations."""
         if part == "backward":

@@ -68,6 +68,11 @@ class Session:
         """The kind of net, as in ``Trace.net_kind``, from what was traced so far."""
         return self._tracer.kind_of_net()
 
+    @property
+    def tracer(self) -> Tracer:
+        """What records it."""
+        return self._tracer
+
     def micro_batch(
         self, shape: Shape, modes: Mapping[str, str], *, accumulated: bool, precision: str | None = None
     ) -> MicroTrace:

@@ -1,5 +1,6 @@
 """Jobs whose traces depend on more than their arguments, or fail."""
 
+import importlib
 import os
 import random
 
@@ -33,6 +34,30 @@ class Hoarding(Small):
     def loss(self, nets, batch):
         kept = self.__dict__.setdefault("kept", [])
         kept.append(torch.zeros(1 << 18, device=next(iter(nets.values())).into.weight.device))
+        return super().loss(nets, batch)
+
+
+class Importing(Small):
+    """Its first step imports a module that keeps the step's tensors until garbage is collected."""
+
+    def loss(self, nets, batch):
+        held = torch.zeros(1 << 26, device=next(iter(nets.values())).into.weight.device)
+        importlib.import_module("tests.planner.keeps_its_frames")
+        loss = super().loss(nets, batch)
+        return loss if held.numel() else None
+
+
+_KEPT = {}
+
+
+class Caching(Small):
+    """Its module keeps a tensor of the first step for the next ones."""
+
+    def loss(self, nets, batch):
+        device = next(iter(nets.values())).into.weight.device
+        if device not in _KEPT:
+            _KEPT[device] = torch.zeros(1 << 22, device=device)
+        assert _KEPT[device].numel()
         return super().loss(nets, batch)
 
 

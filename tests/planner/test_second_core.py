@@ -6,6 +6,7 @@ python -m pytest tests/planner/test_second_core.py
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -26,8 +27,8 @@ JOBS = "tests/planner/second_core_jobs.py"
 TIGHT = ["--global-batch", "10", "--micro-batch", "4", "--device", "a100-40gb", "--memory", "600MiB"]
 
 
-def ask(cores, job):
-    command = [sys.executable, "-m", "tests.planner.second_core_plan", str(cores), f"{JOBS}:{job}", *TIGHT]
+def ask(cores, job, options=TIGHT):
+    command = [sys.executable, "-m", "tests.planner.second_core_plan", str(cores), f"{JOBS}:{job}", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return *json.loads(done.stdout), done.stderr
 
@@ -37,10 +38,25 @@ def test_a_plan_of_two_cores_is_that_of_one():
     code, alone, counts, _ = ask(1, "Small")
     assert (code, counts["forked"], counts["begun"], counts["full steps"]) == (0, 0, 0, 0)
     code, plan, counts, _ = ask(2, "Small")
-    assert (code, counts["forked"], counts["full steps"]) == (0, 2, 1)
+    assert (code, counts["forked"], counts["full steps"]) == (0, 3, 1)
     assert counts["begun"] == counts["taken"] == counts["equal"] >= 2
     assert plan == alone
     assert plan["checkpointing"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "forks"), [("Importing", 2), ("Caching", 3)])
+def test_a_full_step_that_depends_on_earlier_ones_is_traced_where_there_was_none(job, forks):
+    roomy = ["--micro-batch", "4", "--device", "a100-40gb"]
+    code, plan, counts, _ = ask(2, job, ["--global-batch", "8", *roomy])
+    assert (code, counts["forked"], counts["full steps"]) == (0, forks, 1)
+    assert (plan["checkpointing"], plan["micro_batches"]) == ({}, [4, 4])
+    command = [sys.executable, "-m", "memfit", "predict", f"{JOBS}:{job}", "--accumulate", "2", *roomy, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    predicted = json.loads(done.stdout)["phases"]["train"]["process_bytes"]
+    assert plan["phases"]["train"]["process_bytes"] == predicted
+    _, later, _, _ = ask(1, job, ["--global-batch", "8", *roomy])
+    assert later["phases"]["train"]["process_bytes"] < predicted
 
 
 @pytest.mark.slow
@@ -56,14 +72,14 @@ def test_no_trace_is_taken_that_was_made_in_another_state(job):
 @pytest.mark.slow
 def test_a_copy_that_fails_leaves_all_traces_to_the_search():
     code, plan, counts, _ = ask(2, "Parted")
-    assert (code, counts["forked"], counts["taken"], counts["full steps"]) == (0, 2, 0, 0)
+    assert (code, counts["forked"], counts["taken"], counts["full steps"]) == (0, 3, 0, 0)
     assert plan == ask(1, "Parted")[1]
 
 
 @pytest.mark.slow
 def test_what_the_job_raises_in_the_copy_is_said_once():
     code, plan, counts, err = ask(2, "Refusing")
-    assert (code, plan, counts["forked"], counts["full steps"]) == (2, None, 2, 0)
+    assert (code, plan, counts["forked"], counts["full steps"]) == (2, None, 3, 0)
     assert err.count("\n") == 1
     assert "no validation of this job" in err
 
@@ -155,6 +171,27 @@ def test_no_trace_has_to_share_a_core_with_a_full_step():
     assert core.full_step(best) is None
     core.begin_trace((Shape(items=2), frozenset(), True, None))
     assert calls.methods == ["open", "open", "trace", "full_step", "trace"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_copy_that_cannot_trace_what_was_traced_before_leaves_it_to_the_first_one(fails):
+    class Copy:
+        """Stands in for a copy's process; notes what it is asked for."""
+
+        def __init__(self, fails=False):
+            self.methods, self.fails = [], fails
+
+        def call(self, method, *arguments):
+            self.methods.append(method)
+            call = ForkedCall(lambda call: None)
+            call.finish(None if self.fails else pickle.dumps(None))
+            return call
+
+    first, later = Copy(), Copy(fails)
+    core = SecondCore(Copy(), first, lambda: later)
+    core.set_up()
+    core.begin_full_step(object(), None)
+    assert (first.methods, later.methods) == ((["full_step"], ["open"]) if fails else ([], ["open", "full_step"]))
 
 
 def test_a_machine_without_another_process_is_searched_alone(monkeypatch):

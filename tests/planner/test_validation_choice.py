@@ -1,21 +1,22 @@
-"""Policies that a plan leaves come to the same whether one process traces them or a copy traces half. Real forks.
+"""Policies that a plan leaves come to the same whether one process traces them or copies do. Real forks.
 
 python -m pytest tests/planner/test_validation_choice.py
 """
 
 import os
 import random
+import time
 from contextlib import closing
 from typing import ClassVar
 
 import pytest
 
 from memfit.device.hardware.catalogue import find_device
-from memfit.forked_process import ForkedCall, NoResultError
+from memfit.forked_process import ForkedBranch, NoResultError
 from memfit.job import Shape
 from memfit.plan import PhasePolicy
 from memfit.planner.options.validation_policies import other_policies
-from memfit.planner.search import second_core
+from memfit.planner.search import second_core, validation_choice
 from memfit.planner.search.validation_choice import OtherPolicies, Validation
 from memfit.trace.step import Tracing
 from memfit.trace.validation_traces import PolicyTraces, open_policy_traces
@@ -60,9 +61,39 @@ class Parted(Sliced):
     first = os.getpid()
 
     def validate(self, nets, batch):
+        values = super().validate(nets, batch)
         if os.getpid() != self.first:
             raise ValueError("not in a copy")
+        return values
+
+
+class Read(Sliced):
+    """Reads a file line by line, a part of it before and a part behind the place where an option is first read."""
+
+    def validate(self, nets, batch):
+        with open(__file__) as file:
+            before = len(file.readline())
+            sliced = self.at_once == 1
+            nets["net"](batch[: before + len(file.readline()) + sliced])
         return super().validate(nets, batch)
+
+
+class Counted(Sliced):
+    """Counts its validations on itself, and sums as often: an option's job is a fresh one."""
+
+    def validate(self, nets, batch):
+        self.count = vars(self).get("count", 0) + 1
+        self.noted = self.at_once
+        made = [batch.clone() for _ in range(self.count + self.noted + 10 * (self.at_once == 1))]
+        del made
+        return super().validate(nets, batch)
+
+
+class Slow(Sliced):
+    def validate(self, nets, batch):
+        values = super().validate(nets, batch)
+        time.sleep(0.2)
+        return values
 
 
 HOW = Tracing(device=CARD, saving=PhasePolicy(), validation=PhasePolicy())
@@ -70,10 +101,10 @@ OTHERS = ["sliced decode", "sums", "smaller validation batch", "precision in val
 
 
 def outcomes(job, second_core, *, begun=False):
-    """(what the policies come to, what the process itself traced).
+    """(what the policies come to, how many validations the process itself traced beside the first).
 
     Args:
-        begun: whether a copy begins before the first policy is traced.
+        begun: whether copies go on from the first policy.
     """
     traced_here, trace = [], PolicyTraces.trace
     others = other_policies(job, PhasePolicy(), SHAPE.items, None)
@@ -86,34 +117,33 @@ def outcomes(job, second_core, *, begun=False):
     with (
         pytest.MonkeyPatch.context() as patch,
         open_policy_traces(job, HOW) as traces,
-        closing(OtherPolicies(job, traces, CARD)) as other,
+        closing(OtherPolicies(job, traces, CARD, second_core=second_core)) as other,
     ):
         patch.setattr(PolicyTraces, "trace", noted)
         traces.run_windows(SHAPE, HOW)
-        if begun:
-            other.begin(others)
-        operators = traces.trace(PhasePolicy()).operators
-        policies = other.outcomes(others, operators, second_core=second_core)
+        first = other.trace(PhasePolicy(), others) if begun else traces.trace(PhasePolicy())
+        policies = other.outcomes(others, first.operators)
     return policies, len(traced_here) - 1
 
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch):
-    monkeypatch.setattr(second_core, "available_cores", lambda: 2)
+    for module in (second_core, validation_choice):
+        monkeypatch.setattr(module, "available_cores", lambda: 2)
     monkeypatch.setattr(second_core, "is_forkable", lambda: True)  # other tests may have left threads
 
 
 @pytest.fixture
 def results(monkeypatch):
     """What copies gave: a result, or None where there was none."""
-    given, result = [], ForkedCall.result
+    given, result = [], ForkedBranch.result
 
-    def noted(call):
+    def noted(branch):
         given.append(None)
-        given[-1] = result(call)
+        given[-1] = result(branch)
         return given[-1]
 
-    monkeypatch.setattr(ForkedCall, "result", noted)
+    monkeypatch.setattr(ForkedBranch, "result", noted)
     return given
 
 
@@ -126,36 +156,90 @@ def without_rounding(outcomes):
     }  # fmt: skip
 
 
-def test_a_copy_traces_half_of_them(results):
-    alone, count = outcomes(Sliced(), second_core=False)
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("kind", [Sliced, Read, Counted])
+def test_copies_come_to_what_one_process_does(kind, results, begun):
+    alone, count = outcomes(kind(), second_core=False)
     assert (count, results) == (4, [])
-    both, count = outcomes(Sliced(), second_core=True)
-    assert count == 2
-    assert [result.policy.settings for result in results] == [{"sums": True}, {"precision": "bf16"}]
+    both, count = outcomes(kind(), second_core=True, begun=begun)
+    is_left = kind is Read and begun  # a file is open where the first option is read: both would read on
+    assert count == is_left
+    assert [result.policy for result in results] == [
+        result.policy for name, result in alone.items() if not (is_left and name == "sliced decode")
+    ]
+    if kind is Counted:  # without a setting of its own, it is the very job that the first policy's validation counts on
+        del alone["smaller validation batch"], both["smaller validation batch"]
     assert without_rounding(both) == without_rounding(alone)
     assert list(both) == list(alone)
 
 
-def test_a_copy_begins_beside_the_first_policy(results):
-    alone, _ = outcomes(Sliced(), second_core=False)
-    both, count = outcomes(Sliced(), second_core=True, begun=True)
-    assert (count, len(results)) == (1, 3)
-    assert without_rounding(both) == without_rounding(alone)
-    assert list(both) == list(alone)
+def test_a_copy_goes_on_from_where_an_option_is_first_read(tmp_path, results):
+    class Noting(Sliced):
+        def validate(self, nets, batch):
+            self.note("began")
+            made = nets["net"](batch[1:])
+            self.note("read" if self.sums else "left")
+            made.sum() if self.sums else made.mean()
+            return {}
+
+        def note(self, word):
+            with open(tmp_path / word, "a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    both, _ = outcomes(Noting(), second_core=True, begun=True)
+    began = (tmp_path / "began").read_text().split()
+    copy, mine = (tmp_path / "read").read_text().split(), (tmp_path / "left").read_text().split()
+    assert str(os.getpid()) in mine
+    assert len(copy) == 1
+    assert copy[0] not in began
+    assert without_rounding(both) == without_rounding(outcomes(Noting(), second_core=False)[0])
 
 
-def test_what_a_copy_began_for_another_policy_is_not_taken(results):
+def test_what_copies_began_for_another_policy_is_not_taken(results):
     job = Sliced()
     chosen = PhasePolicy(settings={"at_once": 1})
     others = other_policies(job, chosen, SHAPE.items, None)
-    with open_policy_traces(job, HOW) as traces, closing(OtherPolicies(job, traces, CARD)) as other:
+    with (
+        open_policy_traces(job, HOW) as traces,
+        closing(OtherPolicies(job, traces, CARD, second_core=True)) as other,
+    ):
         traces.run_windows(SHAPE, HOW)
-        other.begin(other_policies(job, PhasePolicy(), SHAPE.items, None))
-        traces.trace(PhasePolicy())
+        other.trace(PhasePolicy(), other_policies(job, PhasePolicy(), SHAPE.items, None))
         operators = traces.trace(chosen).operators
-        policies = other.outcomes(others, operators, second_core=True)
+        policies = other.outcomes(others, operators)
     assert {name: outcome.policy for name, outcome in policies.items()} == others
-    assert len(results) == len(others) // 2
+    assert len(results) == len(others)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_no_more_copies_work_than_there_are_cores(monkeypatch, begun):
+    working, begin, read = [0], ForkedBranch.begin, ForkedBranch.read
+
+    def begun_one(branch):
+        working[0] += 1
+        most.append(working[0])
+        begin(branch)
+
+    def ended(branch):
+        working[0] -= not branch.is_done
+        read(branch)
+
+    most = []
+    monkeypatch.setattr(ForkedBranch, "begin", begun_one)
+    monkeypatch.setattr(ForkedBranch, "read", ended)
+    outcomes(Slow(), second_core=True, begun=begun)
+    assert len(most) == len(OTHERS)
+    assert max(most) == 2
+
+
+def test_a_validation_that_is_too_long_ends_the_copies_of_what_is_not_asked(monkeypatch, results):
+    monkeypatch.setattr(validation_choice, "TRACED", 60)
+    alone, _ = outcomes(Sliced(), second_core=False)
+    both, _ = outcomes(Sliced(), second_core=True, begun=True)
+    known = [name for name, outcome in alone.items() if not isinstance(outcome, str)]
+    assert 0 < len(known) < len(OTHERS)
+    assert len(results) == len(known)
+    assert without_rounding(both) == without_rounding(alone)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -174,14 +258,18 @@ def test_after_one_that_fails_none_is_known(refused, begun):
 def test_a_copy_that_fails_leaves_all_to_the_process(job, results, begun):
     both, count = outcomes(job(), second_core=True, begun=begun)
     assert count == 4
-    assert results == [None] * (3 if begun else 2)
+    assert results == [None] * 4
     assert without_rounding(both) == without_rounding(outcomes(job(), second_core=False)[0])
 
 
 def test_nothing_is_said_of_one_that_neither_could_trace(results):
-    class Both(Parted, Refusing):
+    class Both(Refusing, Parted, Read):
         refused: str = "at_once"
 
+        def validate(self, nets, batch):
+            with open(__file__):
+                return super().validate(nets, batch)
+
     with pytest.raises(NoResultError):
-        outcomes(Both(), second_core=True)
-    assert results == [None, None]
+        outcomes(Both(), second_core=True, begun=True)
+    assert results == [None]

@@ -9,8 +9,12 @@ _ABSENT = object()
 
 @contextmanager
 def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Sets attributes of ``owner``; on leaving, each is again the very object it was, or absent."""
-    before = {name: vars(owner).get(name, _ABSENT) for name in attributes}
+    """Sets attributes of ``owner``; on leaving, each is again the very object it was, or absent.
+
+    Whoever watches what is read of ``owner`` does not see it.
+    """
+    own = object.__getattribute__(owner, "__dict__")
+    before = {name: own.get(name, _ABSENT) for name in attributes}
     for name, value in attributes.items():
         setattr(owner, name, value)
     try:

@@ -253,20 +253,32 @@ class CandidateSearch:
     def _start(self) -> Geometry:
         """The largest micro-batch that should fit as it is, by the smallest's trace and a line."""
         small = self.geometries[-1]
+        self._begin(near for near in self._near(small) if near[0] != small.micro_batch)
         traced = self._trace_kept(small.micro_batch)
         self._resident = base = self.traced_job.resident(traced)
         slope = max(self.unlimited_peak_of(traced) - base, 1) / small.micro_batch
         most = max((self.budget - base) / slope, 0)
         start = next((g for g in self.geometries if g.micro_batch <= most), small)
-        larger = [g.micro_batch for g in self.geometries if g.micro_batch <= LARGER * start.micro_batch]
+        larger, *others = self._near(start)
         if larger[0] not in self._kept_seconds:
-            beyond = self.geometries[max(self.geometries.index(start) - 1, 0)]
-            for geometry in (start, beyond) if self.modes is None else (start,):
-                if geometry.micro_batch != larger[0]:
-                    shape, accumulated = self.shape(geometry)
-                    self.traced_job.begin_trace(shape, self.modes or {}, accumulated=accumulated)
+            self._begin(others)
             self._trace_kept(larger[0])
         return start
+
+    def _begin(self, near: Iterable[tuple[int, bool]]) -> None:
+        """Has micro-batches traced on a second core, which has nothing to do until the smallest one is known."""
+        for micro, accumulated in near:
+            self.traced_job.begin_trace(self._shape_of(micro), self.modes or {}, accumulated=accumulated)
+
+    def _near(self, start: Geometry) -> list[tuple[int, bool]]:
+        """Micro-batches that are traced where one is the largest that should fit, and whether with gradients of an
+        earlier one: a larger one whose time is looked up, that one, and the next larger one."""
+        larger = next(g.micro_batch for g in self.geometries if g.micro_batch <= LARGER * start.micro_batch)
+        beyond = self.geometries[max(self.geometries.index(start) - 1, 0)]
+        near = {larger: True}
+        for geometry in (start, beyond) if self.modes is None else (start,):
+            near.setdefault(geometry.micro_batch, self.shape(geometry)[1])
+        return list(near.items())
 
     def _shape_of(self, micro: int) -> Shape:
         return self.traced_job.how.shape_of(self.job, micro)

@@ -225,8 +225,9 @@ class EngineSearch:
         if not self.device.is_cuda:
             return nullcontext()
         copied_step = CopiedFullStep(
-            partial(open_policy_traces, self.job, self.how), partial(self._full_step_behind, second_core=True)
-        )
+            traced_job.leave, partial(open_policy_traces, self.job, self.how),
+            partial(self._full_step_behind, second_core=True),
+        )  # fmt: skip
         return open_second_core(CopiedJob(traced_job=traced_job), copied_step)
 
     def _search(self, traced_job: TracedJob, device: Device) -> SearchResult:

@@ -83,11 +83,11 @@ def trace_full_step(
     policies = list(validation_policies.validation_policies(job)) if may_choose else [how.validation]
     tried: list[Validation] = []
     traces.run_windows(shape, how)
-    with closing(OtherPolicies(job, traces, device)) as other_policies:
-        if second_core:
-            other_policies.begin(validation_policies.other_policies(job, policies[0], shape.items, resized))
+    with closing(OtherPolicies(job, traces, device, second_core=second_core)) as other_policies:
+        first = policies[0]
         for policy in policies:
-            validation_trace = traces.trace(policy)
+            others = validation_policies.other_policies(job, policy, shape.items, resized) if policy is first else {}
+            validation_trace = other_policies.trace(policy, others) if others else traces.trace(policy)
             how = replace(how, validation=policy)
             plain = footprint = footprint_on(validation_trace.trace, device, how.world, mesh=sizes)
             if not plain.fits and device.is_cuda:
@@ -99,7 +99,7 @@ def trace_full_step(
             if footprint.fits or footprint.limiting_phase != "validate":
                 break
         others = validation_policies.other_policies(job, how.validation, shape.items, resized) if footprint.fits else {}
-        outcomes = other_policies.outcomes(others, validation_trace.operators, second_core=second_core)
+        outcomes = other_policies.outcomes(others, validation_trace.operators)
     expandable = need_on(validation_trace.trace, device, how.world, "expandable_segments", mesh=sizes).process_bytes
     replayed = ReplayedCandidate(
         policy=policy_name(candidate.modes, own),

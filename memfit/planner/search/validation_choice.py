@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from typing import Any, NoReturn
 
 import numpy as np
 
+from memfit.apply.phase_memory import with_settings
 from memfit.device.hardware.catalogue import Device
+from memfit.device.hardware.process_limits import available_cores
 from memfit.errors import describe
-from memfit.forked_process import ForkedCall, ForkedProcess, NoResultError
+from memfit.forked_process import ForkedBranch, NoResultError
 from memfit.job import Job, Shape
 from memfit.plan import PhasePolicy
 from memfit.planner.live_bytes import LiveBytes, live_bytes_of
 from memfit.planner.options import validation_policies
-from memfit.planner.search.second_core import forked_with_room
+from memfit.planner.search.first_reads import watched_first_reads
+from memfit.planner.search.second_core import has_core_for_copy
 from memfit.planner.timing.roofline import operator_seconds
 from memfit.trace.session_state import random_numbers
 from memfit.trace.validation_traces import PolicyTraces, ValidationTrace
@@ -57,43 +64,59 @@ def seconds_of(trace: ValidationTrace, device: Device, precision: str) -> float 
 class OtherPolicies:
     """The policies that a plan leaves, each traced behind the same windows, which have run. Close it.
 
+    Where there is a second core, copies of this process trace them, at most as many at once as there are cores. An
+    option that changes settings goes on from where the first policy's validation first reads one of them.
+
     Args:
         device: of the plan.
+        second_core: whether copies may be made.
     """
 
-    def __init__(self, job: Job, traces: PolicyTraces, device: Device) -> None:
-        self._job, self._traces, self._device = job, traces, device
-        self._copy: ForkedProcess | None = None
-        self._numbers = b""
-        """The state of random numbers when the copy was made."""
+    def __init__(self, job: Job, traces: PolicyTraces, device: Device, *, second_core: bool) -> None:
+        self._job, self._traces, self._device, self._second_core = job, traces, device, second_core
         self._others: Mapping[str, Asked] = {}
-        """Policies of which the copy traces some."""
-        self._calls: dict[str, ForkedCall] = {}
+        """Policies that copies trace."""
+        self._branches: dict[str, ForkedBranch] = {}
+        self._copy: tuple[str, ForkedBranch] | None = None
+        """Of a copy: its policy, and what takes the result."""
+        self._numbers = b""
+        """The state of random numbers before the first policy."""
 
-    def begin(self, others: Mapping[str, Asked]) -> None:
-        """Has a copy of this process trace the greater part of them, while this one traces the policy that they add to.
+    def trace(self, policy: PhasePolicy, others: Mapping[str, Asked]) -> ValidationTrace:
+        """Traces a policy; the others go on from it in copies.
 
-        The policy takes as long as one or two of them: its trace is replayed too.
+        Args:
+            others: those that add to the policy.
         """
-        if others:
-            self._have_copied(others, _by_worth(others)[(len(others) - 1) // 2 :])
+        self._numbers, self._others = random_numbers(), others
+        self._files = _open_files()
+        settings: dict[str, Job] = {}
+        for name, other in others.items():
+            changed = self._changed_alone(policy, other)
+            if changed is not None:
+                settings[name] = changed
+            elif self._branch(name):
+                self._give(self._come_to, other)
+        trace = self._traced(policy, settings)
+        self._keep(_affordable(others, trace.operators))
+        self._begin(available_cores() - 1)
+        return trace
 
-    def outcomes(
-        self, others: Mapping[str, Asked], operators: int, *, second_core: bool
-    ) -> dict[str, Validation | str]:
+    def outcomes(self, others: Mapping[str, Asked], operators: int) -> dict[str, Validation | str]:
         """What each comes to, or why that is not known; after one that fails, none is.
 
         Args:
             operators: of a validation.
-            second_core: whether a copy of this process may trace half of them, where none has begun.
         """
-        affordable = _by_worth(others)[: TRACED // max(operators, 1)]
+        affordable = _affordable(others, operators)
         asked = [(name, others[name]) for name in others if name in affordable]
         if self._others != others:
             self.close()
-            if second_core and len(asked) > 1:
-                self._have_copied(others, [name for name, _ in asked[1::2]])
-        traced = self._traced(asked)
+            self._numbers, self._others = random_numbers(), others
+            for name, policy in asked if len(asked) > 1 else ():
+                if self._branch(name):
+                    self._give(self._come_to, policy)
+        traced = self._all(asked)
         dear = f"bytes and time: no trace was made of this validation's {operators} operators once more"
         outcomes: dict[str, Validation | str] = dict.fromkeys(others, dear)
         failed = ""
@@ -103,39 +126,99 @@ class OtherPolicies:
         return outcomes
 
     def close(self) -> None:
-        """Ends the copy."""
-        if self._copy is not None:
-            self._copy.close()
-        self._copy, self._others, self._calls = None, {}, {}
+        """Ends the copies."""
+        for branch in self._branches.values():
+            branch.close()
+        self._others, self._branches = {}, {}
 
-    def traced_alike(self, policy: Asked) -> Validation:
-        """What a policy comes to, in a copy of the process that traces the others.
+    def _traced(self, policy: PhasePolicy, settings: Mapping[str, Job]) -> ValidationTrace:
+        """A policy's trace; a copy that goes on from it gives its own, and ends.
 
-        Raises:
-            NoResultError: random numbers were drawn: the other process would have drawn others.
-            Exception: what validation raised. It may work in the process itself: a backward does not run in a copy.
+        Args:
+            settings: the job as other policies have it.
         """
-        outcome = self._come_to(policy)
-        if random_numbers() != self._numbers:
-            raise NoResultError
-        return outcome
-
-    def _have_copied(self, others: Mapping[str, Asked], names: Sequence[str]) -> None:
-        """Makes a copy, which traces these; where that fails, none is made."""
-        self._numbers, self._others = random_numbers(), others
-        self._copy = forked_with_room(self)
+        if not settings:
+            return self._traces.trace(policy)
+        try:
+            with watched_first_reads(self._job, settings, self._is_copy_of_now):
+                trace = self._traces.trace(policy)
+        except BaseException:
+            if self._copy is not None:
+                self._copy[1].end()
+            raise
         if self._copy is not None:
-            self._calls = {name: self._copy.call("traced_alike", others[name]) for name in names}
+            self._give(self._comes_to, trace)
+        return trace
 
-    def _traced(self, asked: Sequence[tuple[str, Asked]]) -> dict[str, Validation | str]:
-        """The copy's are taken; those that it has no result for are traced here."""
-        outcomes = self._until_one_fails([(name, policy) for name, policy in asked if name not in self._calls])
+    def _changed_alone(self, policy: PhasePolicy, other: Asked) -> Job | None:
+        """The job with another policy's settings, where that is all that it changes of this one, which changes none."""
+        if not isinstance(other, PhasePolicy) or policy.settings or replace(other, settings={}) != policy:
+            return None
+        try:
+            return with_settings(self._job, other.settings)
+        except Exception:  # a setting that the job refuses: its own trace says so
+            return None
+
+    def _is_copy_of_now(self, name: str) -> bool:
+        """Makes the copy for a policy, where no file is open that both would read on."""
+        return _open_files() == self._files and self._branch(name)
+
+    def _branch(self, name: str) -> bool:
+        """Makes the copy for a policy; True in the copy, once it may go on."""
+        if not self._second_core or not has_core_for_copy():
+            return False
+        try:
+            branch = ForkedBranch()
+        except OSError:
+            return False
+        if branch.is_copy:
+            self._copy, self._branches = (name, branch), {}
+            return True
+        self._branches[name] = branch
+        self._begin(available_cores() - 1)
+        return False
+
+    def _keep(self, names: Collection[str]) -> None:
+        """Ends the other copies."""
+        for name in self._branches.keys() - set(names):
+            self._branches.pop(name).close()
+
+    def _begin(self, most: int) -> None:
+        """Lets copies go on, until so many do."""
+        for branch in self._branches.values():
+            if branch.has_begun and not branch.is_done and branch.connection.poll():
+                branch.read()
+        waiting = [branch for branch in self._branches.values() if not branch.has_begun]
+        working = sum(branch.has_begun and not branch.is_done for branch in self._branches.values())
+        for branch in waiting[: max(most - working, 0)]:
+            branch.begin()
+
+    def _give(self, outcome: Callable[[Any], Validation], argument: object) -> NoReturn:
+        """Of a copy: gives what its policy comes to, unless random numbers were drawn, of which the other process would
+        have drawn others; ends."""
+        assert self._copy is not None
+        _, branch = self._copy
+        try:
+            validation = outcome(argument)
+            if random_numbers() == self._numbers:
+                branch.give(validation)
+        finally:
+            branch.end()
+
+    def _all(self, asked: Sequence[tuple[str, Asked]]) -> dict[str, Validation | str]:
+        """The copies' are taken; those that they have no result for are traced here."""
+        own = [(name, policy) for name, policy in asked if name not in self._branches]
+        self._begin(available_cores() - bool(own))
+        outcomes = self._until_one_fails(own)
         has_failed = any(isinstance(outcome, str) for outcome in outcomes.values())
+        while working := [branch.connection for branch in self._branches.values() if not branch.is_done]:
+            self._begin(available_cores())
+            wait(working)
         lacking = []
         for name, policy in asked:
-            if name in self._calls:
+            if name in self._branches:
                 try:
-                    outcomes[name] = self._calls[name].result()
+                    outcomes[name] = self._branches[name].result()
                 except NoResultError:
                     lacking.append((name, policy))
         if lacking and has_failed:
@@ -154,9 +237,35 @@ class OtherPolicies:
 
     def _come_to(self, asked: Asked) -> Validation:
         policy, seen = asked if isinstance(asked, tuple) else (asked, None)
-        trace = self._traces.trace(policy, seen)
-        precision = str(policy.settings.get("precision", self._job.precision))
+        return self._validation(self._traces.trace(policy, seen))
+
+    def _comes_to(self, trace: ValidationTrace) -> Validation:
+        """What the policy of this copy comes to, whose trace goes on from another one."""
+        assert self._copy is not None
+        other = self._others[self._copy[0]]
+        assert isinstance(other, PhasePolicy)
+        return self._validation(replace(trace, policy=other))
+
+    def _validation(self, trace: ValidationTrace) -> Validation:
+        precision = str(trace.policy.settings.get("precision", self._job.precision))
         return validation_of(trace, live_bytes_of(trace.trace, self._device), self._device, precision)
+
+
+def _open_files() -> frozenset[tuple[str, str]]:
+    """The files that this process has open; pipes and sockets are none, nor are files without a name, which are
+    memfit's."""
+    opened = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            name = os.readlink(f"/proc/self/fd/{number}")
+            if name.startswith("/") and not name.startswith("/proc/") and not name.endswith(" (deleted)"):
+                opened.add((number, name))
+    return frozenset(opened)
+
+
+def _affordable(others: Mapping[str, Asked], operators: int) -> list[str]:
+    """Names of those that may be traced, by a validation's operators."""
+    return _by_worth(others)[: TRACED // max(operators, 1)]
 
 
 def _by_worth(others: Mapping[str, Asked]) -> list[str]:
