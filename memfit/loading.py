@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from memfit.distributions import distributions_when_asked
 from memfit.errors import InputError, describe, missing_extra
 from memfit.job import Job
 
@@ -69,11 +70,12 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
             else "write a built-in name (memfit jobs), package.module:Name or path/file.py:Name"
         )
         raise InputError(f"job {spec!r}", "no built-in job of that name", hint)
-    module = (
-        _load_file(Path(module_name))
-        if module_name.endswith(".py")
-        else _import(module_name, spec if spec in built_in_jobs() else module_name)
-    )
+    with distributions_when_asked():
+        module = (
+            _load_file(Path(module_name))
+            if module_name.endswith(".py")
+            else _import(module_name, spec if spec in built_in_jobs() else module_name)
+        )
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, [key for key in vars(module) if not key.startswith("_")], n=1)
         hint = f"write {module_name}:{near[0]}" if near else f"write {module_name}:{_jobs_of(module)}"
