@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -24,6 +24,9 @@ from memfit.torch_compat.attributes import (
 )
 from memfit.trace.event_limit import TooManyEventsError, event_limit
 from memfit.trace.sparse_parts import note_sparse, without_rule
+
+_left: dict[int, weakref.ref[Any]] = {}
+"""Storages by their keys that were there when the record of them ended."""
 
 
 class EventListener(Protocol):
@@ -60,6 +63,8 @@ class EventRecord:
         self._ids: dict[int, int] = {}
         self._keys: dict[int, int] = {}
         self._refs: dict[weakref.ref[Any], int] = {}
+        self._earlier: dict[int, weakref.ref[Any]] = {}
+        """By their keys, storages of earlier records that were there when this one began."""
         self._shared: dict[int, dict[weakref.ref[Any] | None, int]] = {}
         """Of memory that several storages stand for, the key of each by its reference; that of the first by None."""
 
@@ -67,6 +72,34 @@ class EventRecord:
     def last_row(self) -> int:
         """The number of the last operator; 0 before the first one."""
         return max(len(self.op_rows) - 1, 0)
+
+    def look_back(self) -> None:
+        """Notes which storages of earlier records are still there."""
+        for key in [key for key, ref in _left.items() if ref() is None]:
+            del _left[key]
+        self._earlier = dict(_left)
+
+    def look_ahead(self) -> None:
+        """Notes which of its storages are still there, for later records."""
+        _left.update(
+            {storage_id(storage): weakref.ref(storage) for ref in self._refs if (storage := ref()) is not None}
+        )
+
+    def see_earlier(self, values: Iterable[object], row: int) -> bool:
+        """Records storages of earlier records that operator ``row`` is given; returns whether there are such.
+
+        Code that makes a tensor once, in its module's variables, made it in an earlier trace of this process, and would
+        make it now in a process of its own.
+        """
+        seen = False
+        for value in values:
+            if isinstance(value, tuple | list):
+                seen |= self.see_earlier(value, row)
+            elif isinstance(value, Tensor):
+                ref = self._earlier.get(storage_id_of(value))
+                if ref is not None and ref() is not None:
+                    seen |= self.see(value, row)
+        return seen
 
     @property
     def alive(self) -> int:

@@ -132,8 +132,10 @@ class Tracer(EventRecord, TorchDispatchMode):
                 replaced(torch.random, get_rng_state=self._random_state(torch.random.get_rng_state)),
                 self,
             ):
+                self.look_back()
                 yield self
         finally:
+            self.look_ahead()
             for hook in hooks:
                 hook.remove()
 
@@ -268,7 +270,7 @@ class Tracer(EventRecord, TorchDispatchMode):
         row = len(self.op_rows)
         outs = out if isinstance(out, tuple | list) else (out,)
         passes = self.call_memory.passes(func, args) if kind.searches else []
-        seen = False
+        seen = bool(self._earlier) and self.see_earlier((*args, *kwargs.values()), row)
         for index, value in enumerate(outs):
             if isinstance(value, Tensor):
                 seen |= self.see(value, row)

@@ -57,7 +57,7 @@ class Caching(Small):
         device = next(iter(nets.values())).into.weight.device
         if device not in _KEPT:
             _KEPT[device] = torch.zeros(1 << 22, device=device)
-        assert _KEPT[device].numel()
+        _KEPT[device].sum()
         return super().loss(nets, batch)
 
 

@@ -56,7 +56,8 @@ def test_a_full_step_that_depends_on_earlier_ones_is_traced_where_there_was_none
     predicted = json.loads(done.stdout)["phases"]["train"]["process_bytes"]
     assert plan["phases"]["train"]["process_bytes"] == predicted
     _, later, _, _ = ask(1, job, ["--global-batch", "8", *roomy])
-    assert later["phases"]["train"]["process_bytes"] < predicted
+    is_known = job == "Caching"  # what the module keeps is counted wherever it is used
+    assert (later["phases"]["train"]["process_bytes"] == predicted) == is_known
 
 
 @pytest.mark.slow
