@@ -21,6 +21,7 @@ from memfit.torch_compat.attributes import (
     sparse_parts,
     storage_id,
     storage_id_of,
+    stored_parts,
 )
 from memfit.trace.event_limit import TooManyEventsError, event_limit
 from memfit.trace.sparse_parts import note_sparse, without_rule
@@ -96,9 +97,10 @@ class EventRecord:
             if isinstance(value, tuple | list):
                 seen |= self.see_earlier(value, row)
             elif isinstance(value, Tensor):
-                ref = self._earlier.get(storage_id_of(value))
-                if ref is not None and ref() is not None:
-                    seen |= self.see(value, row)
+                for part in stored_parts(value):
+                    ref = self._earlier.get(storage_id_of(part))
+                    if ref is not None and ref() is not None:
+                        seen |= self.see(part, row)
         return seen
 
     @property

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
 import numpy as np
+import psutil
 
 from memfit.apply.phase_memory import with_settings
 from memfit.device.hardware.catalogue import Device
@@ -81,6 +80,8 @@ class OtherPolicies:
         """Of a copy: its policy, and what takes the result."""
         self._numbers = b""
         """The state of random numbers before the first policy."""
+        self._files: frozenset[tuple[int, str]] = frozenset()
+        """Those that were open then."""
 
     def trace(self, policy: PhasePolicy, others: Mapping[str, Asked]) -> ValidationTrace:
         """Traces a policy; the others go on from it in copies.
@@ -88,6 +89,8 @@ class OtherPolicies:
         Args:
             others: those that add to the policy.
         """
+        if not self._second_core:
+            return self._traces.trace(policy)
         self._numbers, self._others = random_numbers(), others
         self._files = _open_files()
         settings: dict[str, Job] = {}
@@ -251,16 +254,9 @@ class OtherPolicies:
         return validation_of(trace, live_bytes_of(trace.trace, self._device), self._device, precision)
 
 
-def _open_files() -> frozenset[tuple[str, str]]:
-    """The files that this process has open; pipes and sockets are none, nor are files without a name, which are
-    memfit's."""
-    opened = set()
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            name = os.readlink(f"/proc/self/fd/{number}")
-            if name.startswith("/") and not name.startswith("/proc/") and not name.endswith(" (deleted)"):
-                opened.add((number, name))
-    return frozenset(opened)
+def _open_files() -> frozenset[tuple[int, str]]:
+    """The files that this process has open."""
+    return frozenset((file.fd, file.path) for file in psutil.Process().open_files())
 
 
 def _affordable(others: Mapping[str, Asked], operators: int) -> list[str]:
