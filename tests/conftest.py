@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +14,8 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ["COLUMNS"] = "80"  # whatever terminal the tests are started from: lines are broken at the same places
 os.environ.setdefault("MEMFIT_KEEP_TRACES", "0")  # tests that replace parts of memfit must trace
 os.environ.setdefault("MEMFIT_TRACE_AHEAD", "0")  # no process goes on beside the tests
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has what it starts in the background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which commands that tests start and interrupt inherit
 
 
 @pytest.hookimpl(wrapper=True)
