@@ -113,10 +113,7 @@ class ForkedProcess:
 
     def close(self) -> None:
         """Ends the copy, whatever it does."""
-        if self._id:
-            os.kill(self._id, signal.SIGKILL)
-            os.waitpid(self._id, 0)
-        self._id = 0
+        self._id = _ended(self._id)
         self._connection.close()
         self._results.close()
         while self._waiting:
@@ -211,11 +208,16 @@ class ForkedBranch:
 
     def close(self) -> None:
         """Ends the copy, whatever it does."""
-        if self._id:
-            os.kill(self._id, signal.SIGKILL)
-            os.waitpid(self._id, 0)
-        self._id = 0
+        self._id = _ended(self._id)
         self._connection.close()
+
+
+def _ended(process_id: int) -> int:
+    """Ends a copy; 0, which stands for one that has ended."""
+    if process_id:
+        os.kill(process_id, signal.SIGKILL)
+        os.waitpid(process_id, 0)
+    return 0
 
 
 def is_forkable() -> bool:
