@@ -148,6 +148,7 @@ def _trace(request: Mapping[str, Any], is_newest: Callable[[], bool], loaded: As
 
     shape, device = Shape(**request["shape"]), find_device(request["device"])
     job = loaded or asked_job(request["job"], request["pairs"], request["precision"])
+    job.several = True
     with progress("tracing", quiet=True), job as asked:
 
         def goes_on() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,13 +81,17 @@ def command(
     count, ranks = whole_number("--micro-batch", micro_batch), whole_number("--world", world, least=2)
     check_fake_ranks(f"--world {ranks}", ranks)
     begin, environment = time.perf_counter(), dict(os.environ)
-    with progress(f"comparing {', '.join(target.removeprefix(MARK) for target in targets)}", quiet=as_json):
+    with (
+        progress(f"comparing {', '.join(target.removeprefix(MARK) for target in targets)}", quiet=as_json),
+        ExitStack() as asked_jobs,
+    ):
         from memfit.planner.comparison import differing_choices, job_subjects, variants_of
 
         def ask(target: str, variant: Variant) -> AskedJob:
-            return asked_job(
+            asked = asked_job(
                 target, variant.settings, variant.precision, variant.checkpoint, fresh=fresh, environment=environment
             )
+            return asked_jobs.enter_context(asked)
 
         variants = variants_of(settings, precisions, checkpoints, engines, ranks)
         _check_scripts(targets, variants)

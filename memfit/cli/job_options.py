@@ -42,7 +42,7 @@ def check_contradictions(pairs: tuple[str, ...], precision: str | None, checkpoi
 
 def asked_job(
     job: str, pairs: tuple[str, ...], precision: str | None = None, checkpoint: str | None = None, *,
-    fresh: bool = False, environment: Mapping[str, str] | None = None,
+    fresh: bool = False, environment: Mapping[str, str] | None = None, several: bool = True,
     before_tracing: BeforeTracing | None = None,
 ) -> AskedJob:  # fmt: skip
     """Returns the job or script for several questions; traces of a job are kept in the user's cache.
@@ -50,7 +50,7 @@ def asked_job(
     Args:
         checkpoint: what --checkpoint says.
         fresh: whether to trace again what is kept.
-        environment, before_tracing: as of ``AskedJob``; of no meaning for a script.
+        environment, several, before_tracing: as of ``AskedJob``; of no meaning for a script.
 
     Raises:
         InputError: a setting contradicts an option, or a script is given options of jobs.
@@ -65,7 +65,7 @@ def asked_job(
     settings = {"pairs": sorted(pairs), "precision": precision}
     return AskedJob(
         job, lambda: load_with(job, pairs, precision), settings, fresh=fresh, environment=environment,
-        before_tracing=before_tracing,
+        several=several, before_tracing=before_tracing,
     )  # fmt: skip
 
 

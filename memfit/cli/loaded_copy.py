@@ -243,6 +243,7 @@ def _is_traced(step: HandedOver, asked: AskedJob) -> bool:
     """Traces a step and keeps it; False where the job refuses it, or its code was changed."""
     with suppress(Exception):
         asked.look_again()
+        asked.several = step.choices.get("world", 1) > 1
         asked.question(step.shape, find_device(step.device), changes=step.changes, derive=step.derive, **step.choices)
         asked.keep()
         return not asked.is_outdated

@@ -159,6 +159,7 @@ def command(
         from memfit.planner.request import PlanRequest
         from memfit.planner.search.second_core import second_core_allowed
         from memfit.show.upstream_edits import upstream_changes
+        from memfit.trace.untraced_copy import untraced_copy_allowed
 
         request = PlanRequest(
             name=job, global_batch=batch, device=targets[0], micro_batch=micro, engine=engine,
@@ -167,7 +168,7 @@ def command(
             engine_choices=engine_choices,
         )  # fmt: skip
         loaded = load_job(job, read_settings(pairs))
-        with second_core_allowed():
+        with second_core_allowed(), untraced_copy_allowed():
             answers = {
                 device.key: find_any_plan(loaded, replace(request, device=device), nodes_of, network)
                 for device in targets

@@ -155,8 +155,9 @@ def command(
     count, plan = whole_number("--micro-batch", micro_batch), _plan(checkpoint)
     are_wanted = plan is None and ranks.mesh is None and not (fresh or ci)
     following = NextQuestions(dict(os.environ), are_wanted=are_wanted)
+    several = len(targets) > 1 or ranks.world > 1
     with titan or asked_job(
-        job, pairs, precision, checkpoint, fresh=fresh, before_tracing=following.before_tracing
+        job, pairs, precision, checkpoint, fresh=fresh, several=several, before_tracing=following.before_tracing
     ) as asked:
         with progress(f"tracing {asked.name}", quiet=as_json):
             asked_shape = micro_batch_shape(asked.facts, shape, count or asked.micro_batch)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -76,15 +77,17 @@ class AskedJob:
         kept: what names the job in the cache, such as its settings; None: nothing is read from it or kept.
         fresh: nothing is read from the cache.
         environment: as the process began with it, by which traces are kept; None: as it is now.
+        several: whether more than one step may be traced, each as a process of its own would trace it.
         before_tracing: called once, when the job is loaded and nothing was traced by this process yet, with what sets
             the job up for its next trace; None where it is not traced on one card.
     """
 
     def __init__(
         self, name: str, load: Callable[[], Job], kept: Mapping[str, Any] | None = None, *, fresh: bool = False,
-        environment: Mapping[str, str] | None = None, before_tracing: BeforeTracing | None = None,
+        environment: Mapping[str, str] | None = None, several: bool = True,
+        before_tracing: BeforeTracing | None = None,
     ) -> None:  # fmt: skip
-        self.name = name
+        self.name, self.several = name, several
         self._load = load
         self._before_tracing = before_tracing
         self._elsewhere: LoadedElsewhere | None = None
@@ -94,6 +97,7 @@ class AskedJob:
         self._known: dict[str, dict[int, list[TracedQuestion]]] = {}
         self._changed: dict[str, Job] = {}
         self._scratch: dict[str, ScratchBySize] = {}
+        self._while_tracing = ExitStack()
         self.traced = 0
         """Questions that needed a trace of this process."""
         if kept is not None:
@@ -107,6 +111,7 @@ class AskedJob:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._while_tracing.close()
         self.keep()
 
     def keep(self) -> None:
@@ -297,7 +302,10 @@ class AskedJob:
         from memfit.planner.predict import trace_question
         from memfit.trace.scratch_by_size import ScratchBySize
         from memfit.trace.step import prepare
+        from memfit.trace.untraced_copy import untraced_copy_allowed
 
+        if self.several:
+            self._while_tracing.enter_context(untraced_copy_allowed())
         like = self._like(identity) if device.is_cuda else None
 
         by_size = self._scratch.setdefault(identity, ScratchBySize())

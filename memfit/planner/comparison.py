@@ -61,16 +61,12 @@ def job_subjects(
     """A job's column for each variant.
 
     Args:
-        ask: the job with a variant's settings and precision.
+        ask: the job with a variant's settings and precision, as a context that is open.
 
     Raises:
         InputError: the job cannot be loaded, or a variant is none of it.
     """
-    subjects = []
-    for variant in variants:
-        with ask(target, variant) as asked:
-            subjects.append(_of_variant(asked, variant, device, micro_batch, shape))
-    return subjects
+    return [_of_variant(ask(target, variant), variant, device, micro_batch, shape) for variant in variants]
 
 
 def plan_subject(name: str, plan: Plan, device: Device | None) -> Subject:

@@ -27,6 +27,7 @@ from memfit.plan import Plan
 from memfit.planner.batch_check import check_batch
 from memfit.planner.pipeline.stage_figures import StageFigures
 from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, device_facts, footprint_on
+from memfit.trace.event_record import let_stay
 from memfit.trace.prepared_job import leave_prepared
 from memfit.trace.scratch_by_size import ScratchBySize
 from memfit.trace.step import Tracing, trace_job
@@ -247,6 +248,7 @@ def plain_nets(job: Job, world: int = 1) -> Nets:
     ):  # fmt: skip
         nets: Nets = nets_of(job, virtual.device)
     check_nets(job, nets)
+    let_stay(nets.values())
     return nets
 
 

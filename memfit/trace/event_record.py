@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memfit.device.virtual import backend
 from memfit.errors import InputError
@@ -76,8 +77,7 @@ class EventRecord:
 
     def look_back(self) -> None:
         """Notes which storages of earlier records are still there."""
-        for key in [key for key, ref in _left.items() if ref() is None]:
-            del _left[key]
+        _forget_gone()
         self._earlier = dict(_left)
 
     def look_ahead(self) -> None:
@@ -102,11 +102,6 @@ class EventRecord:
                     if ref is not None and ref() is not None:
                         seen |= self.see(part, row)
         return seen
-
-    @property
-    def alive(self) -> int:
-        """The number of storages that are still there."""
-        return len(self._refs)
 
     def mark(self, part: str) -> None:
         """Begins a part of the window. At ``backward``, what the forward left alive becomes activations."""
@@ -240,6 +235,29 @@ class EventRecord:
         self.kind.append(kind)
         self.storage.append(storage)
         self.operator.append(self.last_row if row is None else row)
+
+
+def are_storages_left() -> bool:
+    """Whether storages of earlier records are still there, garbage aside."""
+    _forget_gone()
+    if _left:
+        gc.collect()
+        _forget_gone()
+    return bool(_left)
+
+
+def let_stay(nets: Iterable[nn.Module]) -> None:
+    """Lets nets of a record stay without being storages that it has left: memfit keeps them, not the job's code."""
+    for net in nets:
+        for tensor in (*net.parameters(), *net.buffers()):
+            for inner in inner_tensors(tensor):
+                for part in stored_parts(inner):
+                    _left.pop(storage_id_of(part), None)
+
+
+def _forget_gone() -> None:
+    for key in [key for key, ref in _left.items() if ref() is None]:
+        del _left[key]
 
 
 def without_storage(tensor: Tensor) -> InputError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from memfit.apply.phase_memory import phase_memory, with_settings
 from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window
 from memfit.device.hardware.catalogue import Device
+from memfit.device.virtual.assumptions import unknown_integer, unknown_integers
 from memfit.device.virtual.card_rules import card_rules
 from memfit.device.virtual.library_patches import as_in_a_real_run
 from memfit.device.virtual.patching import replaced
@@ -24,6 +25,7 @@ from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.factory import load_engine, make_engine, traced_engine
 from memfit.errors import InputError
 from memfit.events import ALLOCATE, FREE, Trace
+from memfit.forked_process import NoResultError
 from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.mesh import MeshShape
@@ -48,6 +50,7 @@ from memfit.trace.step_phases import (
 )
 from memfit.trace.trace_family import Kind, Member, TraceFamily, events_before, sample_shapes, storages_in, varying
 from memfit.trace.tracer import Tracer
+from memfit.trace.untraced_copy import before_trace, is_untraced_copy_needed, recorded_in_copy
 
 AS_IT_IS = PhasePolicy(gradients="keep")
 """A phase for which no room is made."""
@@ -157,6 +160,7 @@ def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
 @contextmanager
 def virtual_job(job: Job, how: Tracing) -> Iterator[tuple[Virtual, Tracer, TrainState]]:
     """Context in which the job is set up on the virtual device, and everything is recorded."""
+    before_trace(_record_in_copy)
     prepared = take_prepared(job, how)
     if prepared is None:
         with _set_up(job, how) as set_up:
@@ -261,7 +265,25 @@ def _record(job: Job, shapes: list[Shape], how: Tracing) -> _Record:
 
 
 def _record_once(job: Job, shapes: list[Shape], how: Tracing) -> tuple[_Record, dict[str, int]]:
-    """(the record, the lines that select by one value after another)."""
+    """(the record, the lines that select by one value after another), where nothing of earlier traces is left."""
+    if is_untraced_copy_needed():
+        own, assumed = replace(how, scratch_by_size=None), _walks.get(type(job), {})
+        with suppress(NoResultError):
+            record: tuple[_Record, dict[str, int]] = recorded_in_copy(job, shapes, own, assumed, unknown_integer())
+            return record
+    return _record_here(job, shapes, how)
+
+
+def _record_in_copy(
+    job: Job, shapes: list[Shape], how: Tracing, assumed: dict[str, int], integer: int
+) -> tuple[_Record, dict[str, int]]:
+    """``_record_here`` for another process, with what that one assumes."""
+    _walks[type(job)] = assumed
+    with unknown_integers(integer):
+        return _record_here(job, shapes, how)
+
+
+def _record_here(job: Job, shapes: list[Shape], how: Tracing) -> tuple[_Record, dict[str, int]]:
     with traced_windows(job, shapes[0], how) as (virtual, tracer, train_state):
         if job.validates and how.validation.where == "here":
             with tracer.phase("validate"), phase_memory(train_state, how.validation):

@@ -20,6 +20,7 @@ from memfit.trace.step import Tracing, run_two_windows, trace_job, validate_unde
 from memfit.trace.step_phases import save_once
 from memfit.trace.trace_splice import Phase, without_events
 from memfit.trace.tracer import Tracer
+from memfit.trace.untraced_copy import is_untraced_copy_needed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,16 +60,25 @@ class PolicyTraces:
     """A job on the virtual device: its two windows, and validation under one policy after another behind them.
 
     A trace does not depend on the policies that were traced before it. Made by ``open_policy_traces``.
+
+    Args:
+        set_up: the job on the virtual device; None: each policy is traced alone.
+        leave: leaves the virtual device.
     """
 
     def __init__(
-        self, job: Job, how: Tracing, tracer: Tracer, train_state: TrainState, leave: Callable[[], None]
+        self, job: Job, how: Tracing, set_up: tuple[Tracer, TrainState] | None, leave: Callable[[], None]
     ) -> None:
         self.job, self.how = job, how
-        self._tracer, self._train_state, self._leave = tracer, train_state, leave
+        self._set_up, self._leave = set_up, leave
         self._windows: _Windows | None = None
         """None before they have run, and once nothing can be traced behind them."""
         self._has_failed = False
+
+    @property
+    def are_alone(self) -> bool:
+        """Whether each policy is traced alone, from the setup on."""
+        return self._set_up is None
 
     def run_windows(self, shape: Shape, how: Tracing) -> None:
         """Runs the two windows.
@@ -76,8 +86,11 @@ class PolicyTraces:
         Args:
             how: as the job was set up, with micro-batches and checkpointing.
         """
-        self.shape, self.how, tracer = shape, how, self._tracer
-        run_two_windows(self._train_state, tracer, shape, how)
+        self.shape, self.how = shape, how
+        if self._set_up is None:
+            return
+        tracer, train_state = self._set_up
+        run_two_windows(train_state, tracer, shape, how)
         self._windows = _Windows(
             phases=tuple(tracer.phases),
             events=len(tracer.kind),
@@ -99,20 +112,21 @@ class PolicyTraces:
         if self._has_failed:
             raise RuntimeError("nothing can be traced behind a validation that raised")
         seen = seen or self.shape
-        if self._windows is not None:
+        if self._set_up is not None and self._windows is not None:
             self._has_failed = True
-            trace = self._behind(self._windows, policy, seen)
+            trace = self._behind(*self._set_up, self._windows, policy, seen)
             self._has_failed = False
             if trace is not None:
                 return trace
-            self._windows = None
+            self._windows = self._set_up = None
             self._leave()
         alone = trace_job(self.job, seen, replace(self.how, validation=policy))
         return ValidationTrace(policy=policy, trace=alone, turns=None)
 
-    def _behind(self, windows: _Windows, policy: PhasePolicy, seen: Shape) -> ValidationTrace | None:
+    def _behind(
+        self, tracer: Tracer, train_state: TrainState, windows: _Windows, policy: PhasePolicy, seen: Shape
+    ) -> ValidationTrace | None:
         """None where it cannot be told from what other policies have left behind."""
-        tracer, train_state = self._tracer, self._train_state
         begin, call, count = len(tracer.kind), len(tracer.call_memory.calls), len(tracer.phases)
         tracer.call_memory.plans, tracer.repeated = set(windows.plans), []
         first_row = len(tracer.op_rows)
@@ -140,7 +154,11 @@ class PolicyTraces:
 
 @contextmanager
 def open_policy_traces(job: Job, how: Tracing) -> Iterator[PolicyTraces]:
-    """Context with a job that is set up on the virtual device, before its windows."""
+    """Context with a job that is set up on the virtual device, before its windows; unless earlier traces have left
+    something behind, and a copy of this process that has traced nothing traces each policy alone."""
     with ExitStack() as stack:
-        _, tracer, train_state = stack.enter_context(virtual_job(job, how))
-        yield PolicyTraces(job, how, tracer, train_state, stack.close)
+        set_up = None
+        if not is_untraced_copy_needed():
+            _, tracer, train_state = stack.enter_context(virtual_job(job, how))
+            set_up = tracer, train_state
+        yield PolicyTraces(job, how, set_up, stack.close)

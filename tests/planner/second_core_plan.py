@@ -11,7 +11,7 @@ from io import StringIO
 from memfit.cli import main
 from memfit.forked_process import ForkedProcess, NoResultError
 from memfit.planner.search import second_core
-from memfit.planner.search.second_core import SecondCore
+from memfit.planner.search.second_core import CopiedFullStep, CopiedJob, SecondCore
 from memfit.trace.session import Session
 
 
@@ -31,7 +31,7 @@ def plan(cores, arguments):
     fork = ForkedProcess.__init__
 
     def count_forks(self, target):
-        counts["forked"] += 1
+        counts["forked"] += isinstance(target, CopiedJob | CopiedFullStep)
         fork(self, target)
 
     def count_begun(self, key):

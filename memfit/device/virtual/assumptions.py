@@ -56,6 +56,11 @@ def unknown_integers(answer: int) -> Iterator[None]:
         _integer.pop()
 
 
+def unknown_integer() -> int:
+    """What an integer that is not known is taken for now."""
+    return _integer[-1]
+
+
 def assumed_integer(tensor: Tensor) -> int:
     """What one integer that is not known is taken for."""
     assumed: int = tensor.__dict__.get(ASSUMED, _integer[-1])

@@ -225,7 +225,7 @@ class EngineSearch:
         if not self.device.is_cuda:
             return nullcontext()
         copied_step = CopiedFullStep(
-            traced_job.leave, partial(open_policy_traces, self.job, self.how),
+            traced_job.pause, partial(open_policy_traces, self.job, self.how),
             partial(self._full_step_behind, second_core=True),
         )  # fmt: skip
         return open_second_core(CopiedJob(traced_job=traced_job), copied_step)

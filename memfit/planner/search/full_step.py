@@ -83,7 +83,9 @@ def trace_full_step(
     policies = list(validation_policies.validation_policies(job)) if may_choose else [how.validation]
     tried: list[Validation] = []
     traces.run_windows(shape, how)
-    with closing(OtherPolicies(job, traces, device, second_core=second_core)) as other_policies:
+    with closing(
+        OtherPolicies(job, traces, device, second_core=second_core and not traces.are_alone)
+    ) as other_policies:
         first = policies[0]
         for policy in policies:
             others = validation_policies.other_policies(job, policy, shape.items, resized) if policy is first else {}

@@ -22,6 +22,7 @@ from memfit.device.hardware.process_limits import available_cores, has_room_for_
 from memfit.forked_process import ForkedCall, ForkedProcess, NoResultError, is_forkable
 from memfit.job import Shape
 from memfit.torch_compat.backward_threads import backward_without_threads
+from memfit.trace.event_record import are_storages_left
 from memfit.trace.session import CopiedTrace, MicroTrace, Session
 from memfit.trace.session_state import random_numbers
 
@@ -70,14 +71,14 @@ class CopiedFullStep:
     """What the copy that traces full steps does.
 
     Args:
-        leave: leaves the virtual device that the copied process is on, and gives how many storages are left then.
+        leave: leaves the virtual device that the copied process is on.
         set_up: context with the job on the virtual device.
         trace: a candidate's full step behind that, and a micro-batch as ``trace_full_step`` has it.
     """
 
     def __init__(
         self,
-        leave: Callable[[], int],
+        leave: Callable[[], None],
         set_up: Callable[[], AbstractContextManager[PolicyTraces]],
         trace: Callable[[PolicyTraces, Candidate, Shape | None], FullStep],
     ) -> None:
@@ -93,12 +94,17 @@ class CopiedFullStep:
         """
         torch.set_num_threads(1)
         self._numbers = random_numbers()
-        if self._leave():
+        self._leave()
+        if are_storages_left():
             raise NoResultError
         self._traces = self._open.enter_context(self._set_up())
 
     def full_step(self, best: Candidate, resized: Shape | None) -> CopiedStep | None:
-        """The full step of a candidate; None where it draws random numbers."""
+        """The full step of a candidate; None where it draws random numbers.
+
+        Raises:
+            NoResultError: something keeps storages of what this process has traced.
+        """
         if self._traces is None:
             self.open()
         traces, self._traces = self._traces, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -98,17 +97,6 @@ class TracedJob:
             self._overwritten, self._net_kind = self.overwritten, self.net_kind
         self._session = None
         self._open.close()
-
-    def leave(self) -> int:
-        """Leaves the virtual device for good.
-
-        Returns:
-            The number of storages that are still there: those that others than the job's nets keep.
-        """
-        tracer = self.session.tracer if self._session is not None else None
-        self.pause()
-        gc.collect()
-        return tracer.alive if tracer is not None else 0
 
     @property
     def net_kind(self) -> str:
