@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,6 @@ SWITCH = "MEMFIT_TRACE_AHEAD"
 """The environment variable that turns this off with 0."""
 SECONDS = 300
 """Seconds of the processor that the process may take."""
-DATA_SECONDS = 15
-"""Seconds of the processor that a person's data set may take."""
 WAIT = 600
 """Seconds by the clock after which it ends."""
 FAR = 32
@@ -140,6 +138,7 @@ def main(arguments: Sequence[str], asked: AskedJob | None = None) -> None:
 def _trace(request: Mapping[str, Any], is_newest: Callable[[], bool], loaded: AskedJob | None) -> None:
     """Traces other cards and micro-batches, then what ``memfit max`` and ``memfit cards`` ask first (the latter also of
     the data set), then what ``memfit max`` asks of the other cards, then micro-batches far beyond what they hold."""
+    from memfit.cli.counted_epoch import count_epoch
     from memfit.cli.job_options import asked_job, micro_batch_shape
     from memfit.cli.options import choose_devices
     from memfit.cli.progress import progress
@@ -173,7 +172,7 @@ def _trace(request: Mapping[str, Any], is_newest: Callable[[], bool], loaded: As
             *(partial(find_largest, policy, device) for policy in policies),
             *(partial(find_largest, policies[0], card) for card in others),
             partial(compare_cards, asked, start, cards),
-            partial(_ask_data_set, asked),
+            partial(count_epoch, asked),
             *(partial(find_largest, policy, card) for policy in policies[1:] for card in others),
             *(partial(_find_largest, policy, card, asked) for policy in policies for card in cards),
             *(partial(trace_far, policy, card) for policy in policies for card in (device, *others)),
@@ -190,21 +189,6 @@ def _find_largest(policy: Policy, card: Device, asked: AskedJob) -> None:
     sizes = by_items(asked.facts.longest)
     with suppress(Exception):  # the job's code may refuse what nobody asked for
         with_certain(largest_of(policy, card, asked, sizes), asked, sizes)
-    asked.keep()
-
-
-def _ask_data_set(asked: AskedJob) -> None:
-    """The units of an epoch, which ``memfit cards`` asks the data set for. A person's own data set may only read, and
-    not for long: where it does more, nothing is kept."""
-    from memfit.cli.reading_only import reading_only
-    from memfit.device.hardware.process_limits import available_bytes
-    from memfit.planner.epoch_units import units_of_an_epoch
-
-    asked.keep()
-    is_own = type(asked.job).__module__.startswith("memfit.jobs.")
-    guard = reading_only(seconds=DATA_SECONDS, more_bytes=available_bytes() // MEMORY)
-    with suppress(Exception), nullcontext() if is_own else guard:
-        units_of_an_epoch(asked)
     asked.keep()
 
 

@@ -63,7 +63,7 @@ def command(
     begin = time.perf_counter()
     with progress(f"comparing {len(targets)} cards for {job.removeprefix(MARK)}", quiet=as_json):
         from memfit.planner.card_comparison import compare_cards, read_prices
-        from memfit.planner.epoch_units import units_of_an_epoch
+        from memfit.planner.epoch_units import EpochUnits
 
         known = read_prices(prices) if prices is not None else None
         with asked_job(job, pairs, fresh=fresh, before_tracing=following.before_tracing) as answers:
@@ -75,11 +75,13 @@ def command(
             if batch is not None and batch < asked.units:
                 why = f"less than the micro-batch of {asked.units}"
                 raise InputError(f"--global-batch {batch}", why, f"write {asked.units} or more")
-            units, unknown = (None, "") if is_script(job) else units_of_an_epoch(answers)
-            cards = compare_cards(
-                answers, asked, targets, global_batch=batch, prices=known, epoch_units=units,
-                find_largest=not (no_largest or is_script(job)),
-            )  # fmt: skip
+            with EpochUnits(answers) as epoch:
+                count_epoch = (lambda: (None, "")) if is_script(job) else (lambda: epoch.answer)
+                cards = compare_cards(
+                    answers, asked, targets, global_batch=batch, prices=known, count_epoch=count_epoch,
+                    find_largest=not (no_largest or is_script(job)),
+                )  # fmt: skip
+                units, unknown = count_epoch()
     if as_json:
         seconds = time.perf_counter() - begin
         print_json({

@@ -20,11 +20,12 @@ from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
+from memfit.cli.counted_epoch import count_epoch
 from memfit.device.hardware.catalogue import find_device
 from memfit.device.hardware.process_limits import available_cores, has_room_for_copy
 from memfit.forked_process import fork, is_forkable, leave_output, let_signals_end
 from memfit.planner.asked_job import AskedJob
-from memfit.planner.hand_over import KEPT, HandedOver, connected, short_name
+from memfit.planner.hand_over import COUNT_EPOCH, KEPT, HandedOver, connected, short_name
 
 SECONDS = 600
 """Seconds by the clock that it takes at most to set the job up, and to serve whoever has connected."""
@@ -235,8 +236,9 @@ def serve(connection: Connection, asked: AskedJob) -> None:
     with suppress(OSError, EOFError, ValueError, TypeError, KeyError), connection:
         connection.send_bytes(str(os.getpid()).encode())
         while True:
-            step = HandedOver.from_json(connection.recv_bytes())
-            connection.send_bytes(KEPT if _is_traced(step, asked) else b"")
+            request = connection.recv_bytes()
+            is_done = count_epoch(asked) if request == COUNT_EPOCH else _is_traced(HandedOver.from_json(request), asked)
+            connection.send_bytes(KEPT if is_done else b"")
 
 
 def _is_traced(step: HandedOver, asked: AskedJob) -> bool:

@@ -26,7 +26,7 @@ from memfit.planner.step_range import trace_between
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memfit.planner.hand_over import LoadedElsewhere
+    from memfit.planner.hand_over import Handed, LoadedElsewhere
     from memfit.planner.kept_questions import Shelf
     from memfit.trace.scratch_by_size import ScratchBySize
 
@@ -278,6 +278,14 @@ class AskedJob:
 
         step = HandedOver(shape=shape, device=device.key, changes=changes, derive=derive, choices=choices)
         return elsewhere.trace(step)
+
+    def begin_epoch_count(self) -> Handed | None:
+        """Has a process that has the job loaded count an epoch's units, where this one has not, without waiting."""
+        if self._loaded_elsewhere() is None or self.socket is None:
+            return None
+        from memfit.planner.hand_over import handed_count
+
+        return handed_count(self.socket)
 
     def _loaded_elsewhere(self) -> LoadedElsewhere | None:
         """The process that has the job loaded, where this one has not."""

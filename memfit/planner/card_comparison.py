@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,20 +56,21 @@ def compare_cards(
     *,
     global_batch: int | None = None,
     prices: Mapping[str, Price] | None = None,
-    epoch_units: int | None = None,
+    count_epoch: Callable[[], tuple[int | None, str]] = lambda: (None, ""),
     find_largest: bool = True,
 ) -> list[Card]:
     """Each device's answer for a micro-batch shape, in the devices' order.
 
     Args:
         global_batch: units that one optimizer step learns from; None: one micro-batch.
-        epoch_units: units of an epoch; None: unknown.
+        count_epoch: units of an epoch, and why they are unknown.
     """
     facts, cards = asked.facts, []
     policy = Policy(name="the job's own", checkpointing=facts.own, changes={})
     batch = global_batch or shape.units
     traced = min(2, math.ceil(batch / shape.units))  # from two on, gradients lie beside the second's activations
     asked.prepare(shape, devices, checkpointing=facts.own, micro_batches=traced)
+    epoch_units, _ = count_epoch()
     for device in devices:
         prediction = asked.predict(shape, device, checkpointing=facts.own, micro_batches=traced)
         largest = largest_size_of(policy, device, asked, by_items(facts.longest)) if find_largest else None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, suppress
+from functools import cached_property
+from typing import Any
+
 from memfit.errors import describe
 from memfit.job import Job
 from memfit.planner.asked_job import AskedJob
@@ -13,18 +17,46 @@ MOST_READS = 20_000
 """Files and folders up to which an answer is kept: each is looked at before the answer is used again."""
 
 
-def units_of_an_epoch(asked: AskedJob) -> tuple[int | None, str]:
-    """(units in the job's data set, why they are unknown); kept where they are known, or the job has no data set."""
-    known = asked.remembered(EPOCH)
-    if known is not None and data_still_hold(known["data"]):
-        return known["units"], known["why"]
-    job = asked.job
-    with recorded_data() as data:
-        units, why = _units_of_an_epoch(job)
-    has_none = type(job).dataset is Job.dataset
-    if (units is not None or has_none) and len(data.files) + len(data.folders) <= MOST_READS:
-        asked.remember(EPOCH, {"units": units, "why": why, "data": data.marks()})
-    return units, why
+class EpochUnits:
+    """A context with the units in a job's data set. They are kept where they are known, or the job has no data set.
+
+    Where they are not, and another process has the job loaded, that one begins to count them.
+    """
+
+    def __init__(self, asked: AskedJob) -> None:
+        self._asked, self._open = asked, ExitStack()
+        self._elsewhere = asked.begin_epoch_count() if self._known() is None else None
+        if self._elsewhere is not None:
+            self._open.enter_context(self._elsewhere)
+
+    def __enter__(self) -> EpochUnits:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    @cached_property
+    def answer(self) -> tuple[int | None, str]:
+        """(units, why they are unknown); waits for them."""
+        if self._elsewhere is not None:
+            with suppress(OSError, EOFError, ValueError):
+                self._elsewhere.is_kept()
+            self._asked.look_again()
+        known = self._known()
+        return (known["units"], known["why"]) if known is not None else self._counted()
+
+    def _known(self) -> dict[str, Any] | None:
+        known: dict[str, Any] | None = self._asked.remembered(EPOCH)
+        return known if known is not None and data_still_hold(known["data"]) else None
+
+    def _counted(self) -> tuple[int | None, str]:
+        job = self._asked.job
+        with recorded_data() as data:
+            units, why = _units_of_an_epoch(job)
+        has_none = type(job).dataset is Job.dataset
+        if (units is not None or has_none) and len(data.files) + len(data.folders) <= MOST_READS:
+            self._asked.remember(EPOCH, {"units": units, "why": why, "data": data.marks()})
+        return units, why
 
 
 def _units_of_an_epoch(job: Job) -> tuple[int | None, str]:

@@ -23,7 +23,9 @@ PATIENCE = 5.0
 """Seconds without an answer, and without any time of the processor for the process that traces, after which it is given
 up: a copy of a process may wait for a thread that it does not have."""
 KEPT = b"kept"
-"""The answer where a step was traced and kept."""
+"""The answer where a step was traced and kept, or an epoch's units were."""
+COUNT_EPOCH = b"count an epoch"
+"""The request for an epoch's units, in place of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ class LoadedElsewhere:
         if request is None:
             return False
         try:
-            with _Handed(self._path, request) as handed:
+            with Handed(self._path, request) as handed:
                 return handed.is_kept()
         except (OSError, EOFError, ValueError):
             self._is_there = False
@@ -81,15 +83,22 @@ class LoadedElsewhere:
             requests = [request for step in some if (request := step.to_json()) is not None and self._is_there]
             try:
                 with ExitStack() as stack:
-                    handed = [stack.enter_context(_Handed(self._path, request)) for request in requests]
+                    handed = [stack.enter_context(Handed(self._path, request)) for request in requests]
                     for each in handed:
                         each.is_kept()
             except (OSError, EOFError, ValueError):
                 self._is_there = False
 
 
-class _Handed:
-    """A context with a step that another process traces.
+def handed_count(path: Path) -> Handed | None:
+    """A context with an epoch that the process at a socket counts; None where there is no such process."""
+    with suppress(OSError):
+        return Handed(path, COUNT_EPOCH)
+    return None
+
+
+class Handed:
+    """A context with what another process is asked for.
 
     Raises:
         OSError, EOFError, ValueError: there is no such process.
@@ -105,14 +114,14 @@ class _Handed:
             self._connection.close()
             raise
 
-    def __enter__(self) -> _Handed:
+    def __enter__(self) -> Handed:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._connection.close()
 
     def is_kept(self) -> bool:
-        """Whether the step was traced and kept; waits for it.
+        """Whether the step was traced, or the epoch counted, and that was kept; waits for it.
 
         Raises:
             OSError, EOFError, ValueError: the process has ended, or does nothing.

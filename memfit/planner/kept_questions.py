@@ -128,6 +128,10 @@ class Shelf:
     def look_again(self) -> None:
         """Another process may have kept what was not there."""
         self._missing.clear()
+        if not self._fresh and _is_on():
+            before = json.loads(self._before)
+            own = {name: value for name, value in self.answers.items() if name not in before or before[name] != value}
+            self.answers = {**self.answers, **self._kept_answers()[0], **own}
 
     def find(self, key: str, device: Device) -> TracedQuestion | None:
         """A kept question that holds for a device; None where there is none."""

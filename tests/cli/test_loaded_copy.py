@@ -128,6 +128,34 @@ def test_several_cards_are_traced_for_without_loading_the_job_again(folder):
         assert card | {"seconds": 0} == fresh["devices"][key] | {"seconds": 0}
 
 
+CARDS = ("cards", "job.py:Own", "--no-largest", "--device", "rtx4090", "--device", "t4", "--json")
+
+
+def test_an_epoch_is_counted_without_loading_the_job_again(folder):
+    (folder / "samples" / "one").touch()
+    assert asked(folder, *FIRST).returncode == 0
+    wait_for(lambda: sockets(folder))
+    second = asked(folder, *CARDS)
+    assert (second.returncode, imports(folder)) == (0, 1)
+    (folder / "slow").unlink()
+    cards, fresh = (json.loads(text) for text in (second.stdout, asked(folder, *CARDS, "--fresh").stdout))
+    assert imports(folder) == 2
+    assert cards["epoch_units"] == fresh["epoch_units"] == 1
+    assert cards["cards"] == fresh["cards"]
+
+
+def test_an_epoch_of_a_data_set_that_writes_is_counted_where_it_is_asked(folder):
+    (folder / "samples" / "one").touch()
+    text, begin = (folder / "job.py").read_text(), "    def dataset(self):\n"
+    (folder / "job.py").write_text(text.replace(begin, f"{begin}        open('written', 'a').write('once ')\n"))
+    assert asked(folder, *FIRST).returncode == 0
+    wait_for(lambda: sockets(folder))
+    second = asked(folder, *CARDS)
+    assert (second.returncode, imports(folder)) == (0, 2)
+    assert json.loads(second.stdout)["epoch_units"] == 1
+    assert (folder / "written").read_text() == "once "
+
+
 @pytest.mark.slow
 def test_it_ends_with_the_background_and_leaves_nothing(folder):
     read, write = os.pipe()
@@ -136,7 +164,7 @@ def test_it_ends_with_the_background_and_leaves_nothing(folder):
     wait_for(lambda: (folder / "begun").exists())
     assert os.read(read, 1) == b""  # no copy holds what whoever started memfit had open
     os.close(read)
-    assert len(those_in(folder)) == 2
+    assert len(those_in(folder)) == 3  # one listens, one works, and one has traced nothing
     (folder / "slow").unlink()
     wait_for(lambda: not those_in(folder))
     assert sockets(folder) == []

@@ -29,7 +29,7 @@ def test_each_card_s_figures_are_those_of_predict():
         devices,
         global_batch=16,
         prices=prices,
-        epoch_units=3200,
+        count_epoch=lambda: (3200, ""),
         find_largest=False,
     )
     assert [card.prediction.footprint for card in cards] == [

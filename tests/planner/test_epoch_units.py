@@ -11,7 +11,7 @@ import pytest
 from memfit.job import Job
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.dependencies import dependencies, recorded_data
-from memfit.planner.epoch_units import units_of_an_epoch
+from memfit.planner.epoch_units import EpochUnits
 
 
 class OfFolder(Job):
@@ -49,7 +49,7 @@ def folder(tmp_path, monkeypatch):
 def units(folder) -> int | None:
     """As a process of its own asks."""
     with AskedJob("of folder", lambda: OfFolder(folder), {}) as asked:
-        return units_of_an_epoch(asked)[0]
+        return EpochUnits(asked).answer[0]
 
 
 def test_the_data_set_is_asked_once_and_again_when_what_it_read_has_changed(folder):
@@ -68,7 +68,7 @@ def test_the_data_set_is_asked_once_and_again_when_what_it_read_has_changed(fold
 
 def test_its_files_are_no_dependency_of_other_answers(folder):
     with AskedJob("of folder", lambda: OfFolder(folder), {}) as asked:
-        units_of_an_epoch(asked)
+        assert EpochUnits(asked).answer[0]
         asked.remember("other", 1)
     (folder / "lines.txt").write_text("a\n")
     with AskedJob("of folder", lambda: OfFolder(folder), {}) as asked:
@@ -77,7 +77,7 @@ def test_its_files_are_no_dependency_of_other_answers(folder):
 
 def test_samples_of_a_length_that_nobody_tells_are_no_units(folder):
     with AskedJob("long", lambda: Long(folder), {}) as asked:
-        assert units_of_an_epoch(asked) == (None, "the job has a longest, and no lengths() of its samples")
+        assert EpochUnits(asked).answer == (None, "the job has a longest, and no lengths() of its samples")
 
 
 def test_where_it_cannot_be_read_it_is_asked_again(folder):
