@@ -138,7 +138,7 @@ def main(arguments: Sequence[str], asked: AskedJob | None = None) -> None:
 def _trace(request: Mapping[str, Any], is_newest: Callable[[], bool], loaded: AskedJob | None) -> None:
     """Traces other cards and micro-batches, then what ``memfit max`` and ``memfit cards`` ask first (the latter also of
     the data set), then what ``memfit max`` asks of the other cards, then micro-batches far beyond what they hold."""
-    from memfit.cli.counted_epoch import count_epoch
+    from memfit.cli.counted_epoch import UNASKED, count_epoch
     from memfit.cli.job_options import asked_job, micro_batch_shape
     from memfit.cli.options import choose_devices
     from memfit.cli.progress import progress
@@ -151,7 +151,7 @@ def _trace(request: Mapping[str, Any], is_newest: Callable[[], bool], loaded: As
     with progress("tracing", quiet=True), job as asked:
 
         def goes_on() -> bool:
-            return not asked.is_outdated and is_newest()
+            return not asked.is_outdated and is_newest() and processor_seconds() < SECONDS
 
         ahead = AheadTraces(asked, goes_on)
         others = ahead.trace_cards(shape, device, **request["choices"])
@@ -172,7 +172,7 @@ def _trace(request: Mapping[str, Any], is_newest: Callable[[], bool], loaded: As
             *(partial(find_largest, policy, device) for policy in policies),
             *(partial(find_largest, policies[0], card) for card in others),
             partial(compare_cards, asked, start, cards),
-            partial(count_epoch, asked),
+            partial(count_epoch, asked, UNASKED),
             *(partial(find_largest, policy, card) for policy in policies[1:] for card in others),
             *(partial(_find_largest, policy, card, asked) for policy in policies for card in cards),
             *(partial(trace_far, policy, card) for policy in policies for card in (device, *others)),
@@ -190,6 +190,17 @@ def _find_largest(policy: Policy, card: Device, asked: AskedJob) -> None:
     with suppress(Exception):  # the job's code may refuse what nobody asked for
         with_certain(largest_of(policy, card, asked, sizes), asked, sizes)
     asked.keep()
+
+
+def processor_seconds() -> float:
+    """Seconds of the processor that this process has taken, and copies of it that trace for it: a limit of the process
+    does not count those."""
+    import psutil
+
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    ended = sum(each.children_user + each.children_system for each in times)
+    return float(sum(each.user + each.system for each in times) + ended)
 
 
 def step_aside() -> None:

@@ -20,7 +20,7 @@ from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from memfit.cli.counted_epoch import count_epoch
+from memfit.cli.counted_epoch import ASKED, count_epoch
 from memfit.device.hardware.catalogue import find_device
 from memfit.device.hardware.process_limits import available_cores, has_room_for_copy
 from memfit.forked_process import fork, is_forkable, leave_output, let_signals_end
@@ -237,7 +237,10 @@ def serve(connection: Connection, asked: AskedJob) -> None:
         connection.send_bytes(str(os.getpid()).encode())
         while True:
             request = connection.recv_bytes()
-            is_done = count_epoch(asked) if request == COUNT_EPOCH else _is_traced(HandedOver.from_json(request), asked)
+            if request == COUNT_EPOCH:
+                is_done = count_epoch(asked, ASKED)
+            else:
+                is_done = _is_traced(HandedOver.from_json(request), asked)
             connection.send_bytes(KEPT if is_done else b"")
 
 

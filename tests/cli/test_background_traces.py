@@ -18,7 +18,8 @@ import pytest
 
 from memfit.cli import background_traces, cards, predict
 from memfit.cli import max as max_verb
-from memfit.cli.background_traces import SECONDS, AheadRequest, trace_in_background
+from memfit.cli.background_traces import SECONDS, AheadRequest, processor_seconds, trace_in_background
+from memfit.forked_process import fork
 from memfit.job import Shape
 from tests.cli.asking import ROOT
 
@@ -256,3 +257,26 @@ def test_so_do_max_and_cards(monkeypatch, tmp_path, verb, options):
     assert json.loads(json.dumps(asdict(request)))
     verb.command.main(args=[*command, "--fresh"], standalone_mode=False)
     assert len(requests) == 1
+
+
+def test_the_processor_s_time_of_copies_and_of_their_copies_counts():
+    ended, end = os.pipe()
+    before, child = processor_seconds(), fork()
+    if child == 0:
+        grandchild = fork()
+        if grandchild == 0:
+            while time.process_time() < 0.5:
+                pass
+            os._exit(0)
+        os.waitpid(grandchild, 0)
+        os.write(end, b"1")
+        time.sleep(60)
+        os._exit(0)
+    try:
+        os.read(ended, 1)
+        assert processor_seconds() - before >= 0.4
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ended)
+        os.close(end)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from memfit.device.virtual.card_rules import note_fact, recorded_facts
-from memfit.forked_process import NoResultError
+from memfit.forked_process import NoResultError, fork
 from memfit.job import Job
 from memfit.trace import untraced_copy
 from memfit.trace.event_limit import event_limit, most_events
@@ -145,7 +145,7 @@ def test_it_is_made_before_the_first_trace_alone_and_stays_until_the_outer_conte
 def test_a_forked_process_does_not_ask_the_copy_of_its_parent(is_untraced):
     with untraced_copy_allowed():
         before_trace(record)
-        child = os.fork()
+        child = fork()
         if child == 0:
             os._exit(is_untraced_copy_needed())
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
