@@ -152,6 +152,7 @@ class _SecondWindow:
             for some in (made, again)
         )
         source = _aligned(kinds, kinds_again)
+        self._pair_replacements(made, again, source)
         columns = (like.operator_name, like.operator_module, like.operator_flops, like.operator_bytes)
         calls, calls_again = (
             list(zip(*(column[rows].tolist() for column in columns), strict=True))
@@ -163,6 +164,21 @@ class _SecondWindow:
             lacks=len(np.unique(source[source >= 0])) < len(made),
             is_repeat=calls == calls_again and self._is_repeat(run),
         )
+
+    def _pair_replacements(self, made: np.ndarray, again: np.ndarray, source: np.ndarray) -> None:
+        """Pairs what the second window replaces and leaves in turn, in the order in which they are made, where the runs
+        are not aligned there and both have the same bytes: the state of an optimizer that makes its state anew.
+
+        Args:
+            made, again: storages of a run of the first and the second window.
+            source: for each of ``again``, the place in ``made`` of its counterpart, or -1; pairs are added to it.
+        """
+        is_free = np.ones(len(made), bool)
+        is_free[source[source >= 0]] = False
+        replaced = np.flatnonzero(is_free & self._replaced[made])
+        left = np.flatnonzero((source < 0) & self._second.left[again])
+        if np.array_equal(self._like.nbytes[made[replaced]], self._like.nbytes[again[left]]):
+            source[left] = replaced
 
     def _is_repeat(self, run: int) -> bool:
         like, first, second = self._like, self._first, self._second

@@ -55,6 +55,26 @@ class Attends(Norms):
         return x.float().sum(), len(batch)
 
 
+class _StateAnew(torch.optim.SGD):
+    """Makes its state anew in each step, parameter by parameter, and reads the state before from the second on."""
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            state, mean = self.state[parameter], parameter.grad * 0.1
+            if "mean" in state:
+                mean = state["mean"].float() * 0.9 + mean
+            state["mean"], state["largest"] = mean.bfloat16(), mean.abs().amax()
+            parameter.sub_(mean / (state["largest"] + 1e-8))
+
+
+class StateAnew(Norms):
+    """Whose second step frees, tensor by tensor, the state that the first one made."""
+
+    def optimizers(self, nets):
+        return {"net": _StateAnew(nets["net"].parameters())}
+
+
 class Remembers(Norms):
     """Keeps a tensor as large as the batch from its second step on."""
 
@@ -111,7 +131,11 @@ def check(job, like, shape, how) -> None:
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("job", [Norms(), Norms(zero_grad="after_forward"), Attends()], ids=["adam", "kept", "attends"])
+@pytest.mark.parametrize(
+    "job",
+    [Norms(), Norms(zero_grad="after_forward"), Attends(), StateAnew()],
+    ids=["adam", "kept", "attends", "state anew"],
+)
 def test_it_follows_for_other_sizes_and_cards(job, micro_batches):
     how = Tracing(device=CARD, micro_batches=micro_batches)
     like = trace_job(job, Shape(items=1), how)
