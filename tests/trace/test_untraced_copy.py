@@ -85,8 +85,11 @@ def record(job, more):
 
 @pytest.fixture
 def is_untraced(monkeypatch):
-    """This process, as if it had traced nothing and the next trace would find something."""
+    """This process, as if it had traced nothing and the next trace would find something; threads that other tests have
+    left do not matter to what is done here."""
     monkeypatch.setattr(untraced_copy, "_copies", untraced_copy._Copies())
+    monkeypatch.setattr(untraced_copy, "is_forkable", lambda: True)
+    monkeypatch.setattr(untraced_copy, "has_room_for_copy", lambda: True)
     monkeypatch.setattr(untraced_copy, "are_storages_left", lambda: True)
 
 
@@ -140,6 +143,16 @@ def test_it_is_made_before_the_first_trace_alone_and_stays_until_the_outer_conte
         with untraced_copy_allowed():
             before_trace(record)
         assert is_untraced_copy_needed()
+
+
+@pytest.mark.parametrize("lacks", ["is_forkable", "has_room_for_copy"])
+def test_there_is_none_where_it_could_not_do_what_this_process_does(is_untraced, monkeypatch, lacks):
+    monkeypatch.setattr(untraced_copy, lacks, lambda: False)
+    with untraced_copy_allowed():
+        before_trace(record)
+        assert not is_untraced_copy_needed()
+        with pytest.raises(NoResultError):
+            recorded_in_copy(Counted(count=1), 1)
 
 
 def test_a_forked_process_does_not_ask_the_copy_of_its_parent(is_untraced):
