@@ -281,11 +281,8 @@ class AskedJob:
 
     def begin_epoch_count(self) -> Handed | None:
         """Has a process that has the job loaded count an epoch's units, where this one has not, without waiting."""
-        if self._loaded_elsewhere() is None or self.socket is None:
-            return None
-        from memfit.planner.hand_over import handed_count
-
-        return handed_count(self.socket)
+        elsewhere = self._loaded_elsewhere()
+        return None if elsewhere is None else elsewhere.begin_epoch_count()
 
     def _loaded_elsewhere(self) -> LoadedElsewhere | None:
         """The process that has the job loaded, where this one has not."""

@@ -89,12 +89,11 @@ class LoadedElsewhere:
             except (OSError, EOFError, ValueError):
                 self._is_there = False
 
-
-def handed_count(path: Path) -> Handed | None:
-    """A context with an epoch that the process at a socket counts; None where there is no such process."""
-    with suppress(OSError):
-        return Handed(path, COUNT_EPOCH)
-    return None
+    def begin_epoch_count(self) -> Handed | None:
+        """A context with an epoch that the process counts; does not wait for it. None: there is no such process."""
+        with suppress(OSError):
+            return Handed(self._path, COUNT_EPOCH) if self._is_there else None
+        return None
 
 
 class Handed:

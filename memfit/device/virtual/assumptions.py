@@ -57,7 +57,7 @@ def unknown_integers(answer: int) -> Iterator[None]:
 
 
 def unknown_integer() -> int:
-    """What an integer that is not known is taken for now."""
+    """What an integer that is not known is taken for, as the innermost ``unknown_integers`` has it."""
     return _integer[-1]
 
 
