@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.trace.applied_run import AppliedRun, Merged
 from memfit.trace.window_runs import ELSEWHERE, WindowRuns
 
-_OPERATORS = ("operator_name", "operator_module", "operator_part", "operator_flops", "operator_bytes")
+_COSTS = ("operator_flops", "operator_bytes")
+_OPERATORS = ("operator_name", "operator_module", "operator_part", *_COSTS)
 _STORAGES = ("nbytes", "category", "stream")
 
 
@@ -61,14 +63,22 @@ class AppendedWindow:
         self._is_scratch.append(self._is_scratch_of_like[again])
         self._made_by.append((run, like.made_by[again] - self._second.operators[run]))
 
-    def repeat_storages(self, run: int, made: np.ndarray) -> None:
-        """Makes storages as a run of ``own`` does."""
-        trace = self._own.trace
-        self._again[made] = self._numbered(len(made))
+    def repeat_storages(self, run: int, made: np.ndarray, added: np.ndarray, operators: Merged) -> None:
+        """Makes storages as a run of ``own`` does, and those that ``second`` adds.
+
+        Args:
+            made: those of ``own``.
+            added: those of ``second``.
+            operators: the run's operators.
+        """
+        trace, like = self._own.trace, self._second.trace
+        self._again[made], self._added[added] = self._numbered(len(made)), self._numbered(len(added))
         for name in _STORAGES:
-            self._columns[name].append(getattr(trace, name)[made])
-        self._is_scratch.append(self._is_scratch[0][made])
-        self._made_by.append((run, trace.made_by[made] - self._own.operators[run]))
+            self._columns[name] += [getattr(trace, name)[made], getattr(like, name)[added]]
+        self._is_scratch += [self._is_scratch[0][made], self._is_scratch_of_like[added]]
+        made_by = operators.where_repeated(trace.made_by[made] - self._own.operators[run])
+        added_by = operators.where_added(like.made_by[added] - self._second.operators[run])
+        self._made_by += [(run, made_by), (run, added_by)]
 
     def make_events(self, run: int, operators: np.ndarray, source: np.ndarray, left: np.ndarray) -> None:
         """Adds a run of ``second``.
@@ -81,13 +91,12 @@ class AppendedWindow:
         """
         trace, like = self._own.trace, self._second.trace
         rows, own_rows = self._second.operator_slice(run), self._own.operator_slice(run)
-        names = [self._names.setdefault(like.names[name], len(self._names)) for name in like.operator_name[rows]]
         columns = {
-            "operator_name": np.array(names, int),
+            "operator_name": self._names_of(rows),
             "operator_module": like.operator_module[rows],
-            "operator_part": np.full(len(names), trace.operator_part[own_rows.start]),
+            "operator_part": np.full(rows.stop - rows.start, trace.operator_part[own_rows.start]),
         }
-        for name in ("operator_flops", "operator_bytes"):
+        for name in _COSTS:
             costs, repeated = getattr(like, name)[rows].copy(), operators >= 0
             costs[repeated] = getattr(trace, name)[own_rows][operators[repeated]]
             columns[name] = costs
@@ -99,32 +108,30 @@ class AppendedWindow:
         storage = np.where(is_made, made, np.where(storage >= 0, left[storage], storage))
         self._events.append((like.kind[events], storage, self._second.offsets(run)))
 
-    def repeat_events(self, run: int, repeated: np.ndarray, replaced: np.ndarray, left: np.ndarray) -> None:
-        """Adds a run of ``own``. What ``second`` replaces before and after its own events is freed there too.
+    def repeat_events(self, run: int, applied: AppliedRun, left: np.ndarray) -> None:
+        """Adds a run of ``own``, with what ``second`` adds.
 
         Args:
-            repeated: bool, the events that are repeated.
-            replaced: bool (S of the other trace,), what ``second`` replaces.
+            applied: its operators and events.
             left: as of ``make_events``.
         """
-        trace, like, rows = self._own.trace, self._second.trace, self._own.operator_slice(run)
-        self._operators.append({name: getattr(trace, name)[rows] for name in _OPERATORS})
-        events = self._own.event_slice(run)
-        storage = trace.storage[events][repeated]
+        trace, like = self._own.trace, self._second.trace
+        own_rows, rows = self._own.operator_slice(run), self._second.operator_slice(run)
+        operators, events = applied.operators, applied.events
+        part = np.full(len(operators.added), trace.operator_part[own_rows.start])
+        columns = {"operator_part": part} | {
+            name: operators.column(getattr(trace, name)[own_rows], getattr(like, name)[rows])
+            for name in ("operator_module", *_COSTS)
+        }
+        columns["operator_name"] = operators.column(trace.operator_name[own_rows], self._names_of(rows))
+        self._operators.append(columns)
+        own_events, like_events = self._own.event_slice(run), self._second.event_slice(run)
+        storage = trace.storage[own_events]
         storage = np.where(self._own.run[storage] != ELSEWHERE, self._again[storage], storage)
-        freed, offsets = like.storage[self._second.event_slice(run)], self._second.offsets(run)
-        is_freed = (freed >= 0) & replaced[freed]
-        inside = np.flatnonzero(~is_freed)
-        begin, end = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (len(freed), len(freed))
-        other_rows = self._second.operator_slice(run)
-        shift = (rows.stop - rows.start) - (other_rows.stop - other_rows.start)
-        self._events.append(
-            (
-                np.concatenate([np.full(begin, FREE), trace.kind[events][repeated], np.full(len(freed) - end, FREE)]),
-                np.concatenate([left[freed[:begin]], storage, left[freed[end:]]]),
-                np.concatenate([offsets[:begin], self._own.offsets(run)[repeated], offsets[end:] + shift]),
-            )
-        )
+        storage_like = like.storage[like_events]
+        storage_like = np.where(like.kind[like_events] == FREE, left[storage_like], self._added[storage_like])
+        kind = events.column(trace.kind[own_events], like.kind[like_events])
+        self._events.append((kind, events.column(storage, storage_like), applied.event_operators))
 
     def behind_the_first(self, replaced: np.ndarray) -> Trace | None:
         """The trace of the first window with this one behind it; None where a storage is freed that is not there.
@@ -164,6 +171,12 @@ class AppendedWindow:
             trace, names=names, parts=parts, phases=(*trace.phases[:2], ("train", end, end + grown), *phases),
             **{name: column.astype(getattr(trace, name).dtype) for name, column in columns.items()},
         )  # fmt: skip
+
+    def _names_of(self, rows: slice) -> np.ndarray:
+        """int: the numbers here of the names of operators of the other trace."""
+        like = self._second.trace
+        names = [self._names.setdefault(like.names[name], len(self._names)) for name in like.operator_name[rows]]
+        return np.array(names, int)
 
     def _numbered(self, count: int) -> np.ndarray:
         self._next += count

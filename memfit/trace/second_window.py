@@ -8,7 +8,7 @@ other trace is repeated with the same differences:
 * A run whose events are those of the trace with both windows, in other bytes, is repeated as that one's second window
   has it. What only the second window makes must not depend on the micro-batch.
 * A run of other events, such as those of another kernel for attention, is repeated where the trace with both windows
-  repeats it as it is, without what stays.
+  repeats its own, but for what is made once (``memfit.trace.repeated_run``, ``memfit.trace.applied_run``).
 
 Where a run is neither, the second window does not follow.
 """
@@ -22,10 +22,10 @@ import numpy as np
 
 from memfit.events import CATEGORIES, FREE, Trace
 from memfit.trace.appended_window import AppendedWindow
+from memfit.trace.applied_run import AppliedRun, applied_run
+from memfit.trace.repeated_run import FIXED, all_equal, repeated_run
 from memfit.trace.window_runs import ELSEWHERE, WindowRuns, two_windows, window_runs
 
-_FIXED = np.array([CATEGORIES.index(name) for name in ("communication", "optimizer", "gradients", "ema")], np.uint8)
-"""What depends on the nets alone."""
 _WORKSPACE = CATEGORIES.index("workspace")
 
 
@@ -85,9 +85,6 @@ class _Change:
     """int: for each operator of the second window's run, the one of the first, from the run's first; -1: none."""
     lacks: bool
     """Whether the second window has no counterpart of a storage that does not stay."""
-    is_repeat: bool
-    """Whether the second window's run is the first one's without what stays; it may free what it replaces before and
-    after."""
 
 
 class _SecondWindow:
@@ -100,10 +97,20 @@ class _SecondWindow:
         freed = np.zeros(len(like.nbytes), bool)
         freed[like.storage[events][like.kind[events] == FREE]] = True
         self._replaced, self._stays = first.left & freed, first.left & ~freed
-        self._changes = [self._change(run) for run in range(len(first.parts))]
         self._pairs = [self._paired(run) for run in range(len(first.parts))]
         self._left = self._paired_left()
+        self._own_stays = self._chosen(self._stays, len(own.trace.nbytes))
         self._alike = [self._is_alike(run) for run in range(len(first.parts))]
+        self._changes: list[_Change] = []
+        self._applied: list[AppliedRun | None] = []
+        """By run: what is repeated; None where the run is alike, or does not follow."""
+        self._stands_for = np.full(len(like.nbytes), -1)
+        """int (S of the other trace,): for storages of the second window those of the first; -1: none."""
+        for run, is_alike in enumerate(self._alike):
+            change, applied = (self._change(run), None) if is_alike else self._repeat(run)
+            self._changes.append(change)
+            self._applied.append(applied)
+            self._stands_for[second.made(run)] = change.storages
 
     def follows(self) -> bool:
         """Whether the second window follows."""
@@ -115,33 +122,40 @@ class _SecondWindow:
 
     def appended(self) -> Trace | None:
         """The trace with it."""
-        own, like, left = self._own, self._like, self._left
-        stays, replaced = (self._chosen(storages, len(own.trace.nbytes)) for storages in (self._stays, self._replaced))
+        own, left = self._own, self._left
         window = AppendedWindow(own, self._second)
-        stands_for = np.full(len(like.nbytes), -1)
-        for run, change in enumerate(self._changes):
+        for run, (change, applied) in enumerate(zip(self._changes, self._applied, strict=True)):
             again, source = self._second.made(run), change.storages
-            stands_for[again] = source
-            if self._alike[run]:
+            if applied is None:
                 window.make_storages(run, again, np.where(source >= 0, self._pairs[run][source], -1))
             else:
                 made = own.made(run)
-                window.repeat_storages(run, made[~stays[made]])
-        for run, change in enumerate(self._changes):
-            if self._alike[run]:
-                source = np.where(stands_for >= 0, self._pairs[run][stands_for], -1)
+                window.repeat_storages(run, made[~self._own_stays[made]], again[source < 0], applied.operators)
+        for run, (change, applied) in enumerate(zip(self._changes, self._applied, strict=True)):
+            if applied is None:
+                source = np.where(self._stands_for >= 0, self._pairs[run][self._stands_for], -1)
                 window.make_events(run, change.operators, source, left)
             else:
-                window.repeat_events(run, own.repeated_events(run, stays), self._replaced, left)
-        return window.behind_the_first(replaced)
+                window.repeat_events(run, applied, left)
+        return window.behind_the_first(self._chosen(self._replaced, len(own.trace.nbytes)))
 
     def _chosen(self, storages: np.ndarray, count: int) -> np.ndarray:
         """bool (S of own,): the counterparts of storages that the first window left."""
         chosen = np.zeros(count, bool)
-        chosen[self._left[storages]] = True
+        left = self._left[storages]
+        chosen[left[left >= 0]] = True
         return chosen
 
     # ---- how the two windows of the other trace differ
+
+    def _repeat(self, run: int) -> tuple[_Change, AppliedRun | None]:
+        """How a run that is not alike differs, and what it is here; None where it does not follow."""
+        first, second, none = self._first, self._second, np.zeros(0, int)
+        repeated = repeated_run(first, second, run, self._stays, self._replaced, self._stands_for)
+        if repeated is None:
+            return _Change(storages=np.full(len(second.made(run)), -1), operators=none, lacks=True), None
+        applied = applied_run(repeated, second, self._own, self._own_stays)
+        return _Change(storages=repeated.storages, operators=none, lacks=False), applied
 
     def _change(self, run: int) -> _Change:
         like, first, second = self._like, self._first, self._second
@@ -162,7 +176,6 @@ class _SecondWindow:
             storages=np.where(source >= 0, made[source], -1) if len(made) else source,
             operators=_aligned(calls, calls_again),
             lacks=len(np.unique(source[source >= 0])) < len(made),
-            is_repeat=calls == calls_again and self._is_repeat(run),
         )
 
     def _pair_replacements(self, made: np.ndarray, again: np.ndarray, source: np.ndarray) -> None:
@@ -179,34 +192,6 @@ class _SecondWindow:
         left = np.flatnonzero((source < 0) & self._second.left[again])
         if np.array_equal(self._like.nbytes[made[replaced]], self._like.nbytes[again[left]]):
             source[left] = replaced
-
-    def _is_repeat(self, run: int) -> bool:
-        like, first, second = self._like, self._first, self._second
-        repeated, events = first.repeated_events(run, self._stays), first.event_slice(run)
-        storage, again = like.storage[events][repeated], like.storage[second.event_slice(run)]
-        own = np.flatnonzero(~((again >= 0) & self._replaced[again]))
-        if len(own) != len(storage) or (len(own) and own[-1] - own[0] + 1 != len(own)):
-            return False
-        again = again[own]
-        is_made = first.run[storage] != ELSEWHERE
-        place, place_again = (self._places(window)[some] for window, some in ((first, storage), (second, again)))
-        columns = (like.nbytes, like.category, like.stream)
-        return _equal(
-            (like.kind[events][repeated], like.kind[second.event_slice(run)][own]),
-            (first.offsets(run)[repeated], second.offsets(run)[own]),
-            (first.run[storage], second.run[again]),
-            (np.where(is_made, place, storage), np.where(is_made, place_again, again)),
-            *((column[storage], column[again]) for column in columns),
-        )
-
-    def _places(self, window: WindowRuns) -> np.ndarray:
-        """int (S,): as ``WindowRuns.place``, without storages that stay."""
-        place = window.place.copy()
-        for run in range(len(window.parts)):
-            made = window.made(run)
-            made = made[~self._stays[made]]
-            place[made] = np.arange(len(made))
-        return place
 
     # ---- how the first windows of the two traces differ
 
@@ -258,7 +243,7 @@ class _SecondWindow:
         """(storages of a run that a window leaves, int (3, storages): what pairs them)."""
         trace, left = window.trace, window.passed(run, len(window.parts))
         category = trace.category[left].astype(int)
-        fixed_bytes = np.where(np.isin(category, _FIXED), trace.nbytes[left], 0)
+        fixed_bytes = np.where(np.isin(category, FIXED), trace.nbytes[left], 0)
         module = trace.operator_module[trace.made_by[left]]
         return left, np.stack([fixed_bytes, np.where(category == _WORKSPACE, 0, module), category])
 
@@ -270,7 +255,7 @@ class _SecondWindow:
         if len(storage) != len(storage_like) or own.names(run) != first.names(run):
             return False
         real, real_like = storage[storage >= 0], storage_like[storage_like >= 0]
-        return _equal(
+        return all_equal(
             (trace.kind[events], like.kind[events_like]),
             (own.offsets(run), first.offsets(run)),
             (trace.operator_module[rows], like.operator_module[rows_like]),
@@ -303,13 +288,13 @@ class _SecondWindow:
     def _run_follows(self, run: int) -> bool:
         change = self._changes[run]
         if not self._alike[run]:
-            return change.is_repeat
+            return self._applied[run] is not None
         if (change.storages >= 0).all() and (change.operators >= 0).all():
             return True
         own, first, trace, like = self._own, self._first, self._own.trace, self._like
         made, made_like = own.made(run), first.made(run)
         rows, rows_like = own.operator_slice(run), first.operator_slice(run)
-        is_constant = len(made) > 0 and _equal(
+        is_constant = len(made) > 0 and all_equal(
             (trace.nbytes[made], like.nbytes[made_like]),
             (trace.operator_flops[rows], like.operator_flops[rows_like]),
             (trace.operator_bytes[rows], like.operator_bytes[rows_like]),
@@ -318,14 +303,10 @@ class _SecondWindow:
         calls = np.flatnonzero(change.operators < 0) + self._second.operators[run]
         adds_what_is_fixed = (
             not change.lacks
-            and bool(np.isin(like.category[added], _FIXED).all())
+            and bool(np.isin(like.category[added], FIXED).all())
             and bool(np.isin(calls, like.made_by[added]).all())  # other operators may cost more in a larger batch
         )
         return is_constant or adds_what_is_fixed
-
-
-def _equal(*pairs: tuple[np.ndarray, np.ndarray]) -> bool:
-    return all(np.array_equal(before, after) for before, after in pairs)
 
 
 def _aligned(before: list[Any], after: list[Any]) -> np.ndarray:

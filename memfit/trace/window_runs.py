@@ -68,14 +68,15 @@ class WindowRuns:
         return [self.trace.names[name] for name in self.trace.operator_name[self.operator_slice(run)].tolist()]
 
     def repeated_events(self, run: int, stays: np.ndarray) -> np.ndarray:
-        """bool (events,): a run's events that later windows repeat.
+        """bool (events,): a run's events that later windows repeat: not the frees of what setup made.
 
         Args:
             stays: bool (S,), the storages that the window makes for all later ones.
         """
         events = self.event_slice(run)
-        storage = self.trace.storage[events]
-        repeated: np.ndarray = (self.trace.kind[events] != EMPTY_CACHE) & ~((storage >= 0) & stays[storage])
+        kind, storage = self.trace.kind[events], self.trace.storage[events]
+        is_once = stays | (self.run == ELSEWHERE)
+        repeated: np.ndarray = (kind != EMPTY_CACHE) & ~((storage >= 0) & is_once[storage])
         return repeated
 
 
