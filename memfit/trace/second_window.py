@@ -23,7 +23,7 @@ import numpy as np
 from memfit.events import CATEGORIES, FREE, Trace
 from memfit.trace.appended_window import AppendedWindow
 from memfit.trace.applied_run import AppliedRun, applied_run
-from memfit.trace.repeated_run import FIXED, all_equal, repeated_run
+from memfit.trace.repeated_run import FIXED, all_equal, makes_what_is_fixed, repeated_run
 from memfit.trace.window_runs import ELSEWHERE, WindowRuns, two_windows, window_runs
 
 _WORKSPACE = CATEGORIES.index("workspace")
@@ -300,11 +300,11 @@ class _SecondWindow:
             (trace.operator_bytes[rows], like.operator_bytes[rows_like]),
         )
         added = self._second.made(run)[change.storages < 0]
-        calls = np.flatnonzero(change.operators < 0) + self._second.operators[run]
+        is_added = change.operators < 0
         adds_what_is_fixed = (
             not change.lacks
             and bool(np.isin(like.category[added], FIXED).all())
-            and bool(np.isin(calls, like.made_by[added]).all())  # other operators may cost more in a larger batch
+            and bool(makes_what_is_fixed(self._second, run)[is_added].all())  # others may cost more in a larger batch
         )
         return is_constant or adds_what_is_fixed
 

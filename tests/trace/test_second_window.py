@@ -106,6 +106,16 @@ class Caches(Norms):
         return super().loss(nets, scaled)
 
 
+class TrainsLater(Norms):
+    """Trains its last bias from the second step on: one operator more makes a gradient, and reads the batch."""
+
+    def loss(self, nets, batch):
+        net = nets["net"]
+        net[2].bias.requires_grad_(getattr(net, "seen", False))
+        net.seen = True
+        return super().loss(nets, batch)
+
+
 def differing(trace: Trace, other: Trace) -> list[str]:
     """The names of what differs."""
 
@@ -156,7 +166,11 @@ def test_cards_have_kernels_of_their_own():
     assert names[0] != names[1]
 
 
-@pytest.mark.parametrize("job", [Remembers(), Concatenates(), Caches()], ids=["remembers", "concatenates", "caches"])
+@pytest.mark.parametrize(
+    "job",
+    [Remembers(), Concatenates(), Caches(), TrainsLater()],
+    ids=["remembers", "concatenates", "caches", "trains later"],
+)
 def test_a_second_window_that_does_more_than_the_first_is_traced_at_another_size(job):
     how = Tracing(device=CARD)
     for items, other in ((2, 5), (5, 2)):
