@@ -27,8 +27,6 @@ class WindowRuns:
     """int (runs + 1,): the first event of each run, and the end."""
     run: np.ndarray
     """int (S,): the run that made a storage, or ELSEWHERE."""
-    place: np.ndarray
-    """int (S,): which one a storage is of those that its run made."""
     until: np.ndarray
     """int (S,): the run that frees a storage; the number of runs where none does."""
 
@@ -97,13 +95,12 @@ def window_runs(trace: Trace, phase: int, begin: int, runs: int) -> WindowRuns |
     own = np.maximum.accumulate(own) if len(own) else own  # what an operator's inputs free comes before its own row
     kind, storage = trace.kind[first:last], trace.storage[first:last]
     made, freed = storage[kind == ALLOCATE], storage[kind == FREE]
-    run, place = np.full(len(trace.nbytes), ELSEWHERE), np.full(len(trace.nbytes), -1)
+    run = np.full(len(trace.nbytes), ELSEWHERE)
     run[made] = own[kind == ALLOCATE]
-    place[made] = np.arange(len(made)) - np.searchsorted(run[made], run[made])
     until = np.full(len(trace.nbytes), runs)
     until[freed] = own[kind == FREE]
     return WindowRuns(
-        trace=trace, begin=begin, operators=operators, run=run, place=place, until=until,
+        trace=trace, begin=begin, operators=operators, run=run, until=until,
         parts=tuple(trace.parts[trace.operator_part[row]] for row in operators[:-1].tolist()),
         events=first + np.searchsorted(own, np.arange(runs + 1)),
     )  # fmt: skip
