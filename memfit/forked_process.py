@@ -277,11 +277,20 @@ def _serve(target: object, parent: int, connection: Connection, results: IO[byte
 
 def _leave_to_parent(parent: int) -> None:
     """Leaves signals and output to the parent, and ends with it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
     leave_output()
+
+
+def end_with_parent(number: int) -> None:
+    """Has the system send this process a signal when the process that made it ends (Linux).
+
+    Args:
+        number: of the signal; 0: none is sent.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, number)
 
 
 def leave_output() -> None:

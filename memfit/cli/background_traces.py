@@ -1,6 +1,7 @@
-"""Traces for the next questions, made by a process of its own after the answer: nobody waits for it.
+"""Traces for the next questions, made by a process of its own: nobody waits for it.
 
-It has the lowest priority, runs alone of its kind, and ends by itself: when all is traced, when a person has asked of
+It begins with other cards where the machine has a core that the answer does not take, and goes on after the answer. It
+has the lowest priority, runs alone of its kind, and ends by itself: when all is traced, when a person has asked of
 another job or changed this one's code, after ``SECONDS`` of the processor, or after ``WAIT`` by the clock. What it has
 traced until then is kept, each file whole.
 """
@@ -18,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from memfit.device.hardware.catalogue import Device, find_device
 from memfit.job import Shape
@@ -67,13 +69,16 @@ class NextQuestions:
     def __init__(self, environment: Mapping[str, str], *, are_wanted: bool = True) -> None:
         self._environment, self._are_wanted = environment, are_wanted
         self._copy: LoadedCopy | None = None
+        self.asked: AheadRequest | None = None
+        """The question that is being answered, where that is one step on one card: other cards are traced meanwhile."""
 
     def before_tracing(self, asked: AskedJob, set_up: Callable[[], None] | None) -> None:
         """Makes a copy of this process, which has the job loaded, and sets it up for the next trace."""
         from memfit.cli.loaded_copy import copied
 
         if self._are_wanted and asked.is_kept and self._environment.get(SWITCH, "1") != "0":
-            self._copy = copied(asked, _trace_in_copy, set_up)
+            early = partial(_trace_early, self.asked) if self.asked is not None and set_up is not None else None
+            self._copy = copied(asked, _trace_in_copy, set_up, early)
 
     def trace(self, asked: AskedJob, request: AheadRequest) -> None:
         """Starts the process after an answer that needed a trace which is kept; nothing where the machine has no memory
@@ -110,6 +115,27 @@ def _has_room() -> bool:
     from memfit.device.hardware.process_limits import available_bytes
 
     return available_bytes() >= MEMORY * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+
+
+def _trace_early(request: AheadRequest, asked: AskedJob, goes_on: Callable[[], bool]) -> None:
+    """The process before the answer: traces the step on other cards, unless another one is at work."""
+    from memfit.cli.progress import progress
+    from memfit.device.hardware.process_limits import has_room_for_copy
+    from memfit.planner.trace_ahead import AheadTraces
+
+    step_aside()
+    asked.several = True
+    with _lock_file() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        try:
+            with progress("tracing", quiet=True):
+                ahead = AheadTraces(asked, lambda: goes_on() and has_room_for_copy())
+                ahead.trace_other_cards(request.shape, find_device(request.device), **request.choices)
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # copies of this process have the file open, too
 
 
 def _trace_in_copy(request: str, asked: AskedJob) -> None:
@@ -211,18 +237,22 @@ def step_aside() -> None:
         file.write("19")
 
 
+def _lock_file() -> IO[str]:
+    folder = cache_folder() / "traces"
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / LOCK).open("a")
+
+
 @contextmanager
 def _alone(code: str) -> Iterator[Callable[[], bool]]:
     """Context in which no other such process runs; gives what tells whether ``code`` is still the newest that was asked
     of. One that is at work on other code ends where it sees this; one at the same goes on."""
-    folder = cache_folder() / "traces"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LOCK
+    with _lock_file() as file:
+        path = Path(file.name)
 
-    def is_newest() -> bool:
-        return path.read_text() == code
+        def is_newest() -> bool:
+            return path.read_text() == code
 
-    with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -23,7 +23,7 @@ from typing import NoReturn
 from memfit.cli.counted_epoch import ASKED, count_epoch
 from memfit.device.hardware.catalogue import find_device
 from memfit.device.hardware.process_limits import available_cores, has_room_for_copy
-from memfit.forked_process import fork, is_forkable, leave_output, let_signals_end
+from memfit.forked_process import end_with_parent, fork, is_forkable, leave_output, let_signals_end
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.hand_over import COUNT_EPOCH, KEPT, HandedOver, connected, short_name
 
@@ -38,6 +38,8 @@ SetUp = Callable[[], None]
 """Sets the job up for the next trace of a process."""
 Work = Callable[[str, AskedJob], None]
 """What the copy does after the answer: of a request in JSON, with the job that it has loaded."""
+EarlyWork = Callable[[AskedJob, Callable[[], bool]], None]
+"""What it does before the answer, where there is a core for it: with the job, and what tells whether to go on."""
 
 
 class LoadedCopy:
@@ -47,12 +49,15 @@ class LoadedCopy:
         asked: the job, loaded.
         work: what the copy does where it is told to stay.
         set_up: sets the job up for the next trace of a process.
+        early: what the copy does until then.
 
     Raises:
         OSError: no process or pipe can be made.
     """
 
-    def __init__(self, asked: AskedJob, work: Work, set_up: SetUp | None = None) -> None:
+    def __init__(
+        self, asked: AskedJob, work: Work, set_up: SetUp | None = None, early: EarlyWork | None = None
+    ) -> None:
         read, write = os.pipe()
         try:
             is_copy = fork() == 0
@@ -62,7 +67,7 @@ class LoadedCopy:
             raise
         if is_copy:
             os.close(write)
-            _wait(read, asked, work, set_up)
+            _wait(read, asked, work, set_up, early)
         os.close(read)
         self._orders = write
 
@@ -79,16 +84,18 @@ class LoadedCopy:
         self._orders = -1
 
 
-def copied(asked: AskedJob, work: Work, set_up: SetUp | None = None) -> LoadedCopy | None:
+def copied(
+    asked: AskedJob, work: Work, set_up: SetUp | None = None, early: EarlyWork | None = None
+) -> LoadedCopy | None:
     """A copy of this process; None where it cannot do what this one does, or memory is short."""
     if sys.platform != "linux" or not is_forkable() or not has_room_for_copy():
         return None
     with suppress(OSError):
-        return LoadedCopy(asked, work, set_up)
+        return LoadedCopy(asked, work, set_up, early)
     return None
 
 
-def _wait(orders: int, asked: AskedJob, work: Work, set_up: SetUp | None) -> NoReturn:
+def _wait(orders: int, asked: AskedJob, work: Work, set_up: SetUp | None, early: EarlyWork | None) -> NoReturn:
     """The copy: waits until the answer is given, and stays where it is told so."""
     try:
         os.setsid()
@@ -96,8 +103,8 @@ def _wait(orders: int, asked: AskedJob, work: Work, set_up: SetUp | None) -> NoR
         _close_inherited()
         _limit_threads()
         warnings.simplefilter("ignore")
-        worker = _Worker(asked, work)
         has_core = available_cores() > 1
+        worker = _Worker(asked, work, early if has_core else None)
         if has_core:
             _try(set_up)
         with open(orders, "rb") as file:
@@ -125,7 +132,7 @@ class _Worker:
     """A process of its own for the work, forked while nothing is set up. It begins when it is told, and ends with the
     process that made it unless it has begun."""
 
-    def __init__(self, asked: AskedJob, work: Work) -> None:
+    def __init__(self, asked: AskedJob, work: Work, early: EarlyWork | None) -> None:
         read, self._request = os.pipe()
         self.working, end = os.pipe()
         """Can be read when the work has ended."""
@@ -137,6 +144,8 @@ class _Worker:
             let_signals_end()
             os.close(self._request)
             os.close(self.working)
+            if early is not None:
+                _work_early(asked, early, read)
             with open(read, "rb") as file:
                 request = file.read().decode()
             if request:
@@ -149,6 +158,22 @@ class _Worker:
         """Lets the work begin."""
         os.write(self._request, request)
         os.close(self._request)
+
+
+def _work_early(asked: AskedJob, early: EarlyWork, orders: int) -> None:
+    """Works until there are orders, or the process that gives them has ended: files that are being written are then
+    taken away."""
+    signal.signal(signal.SIGTERM, _end)
+    end_with_parent(signal.SIGTERM)
+    with suppress(Exception):
+        early(asked, lambda: not select.select([orders], [], [], 0)[0])
+    end_with_parent(0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end(number: int, frame: object) -> None:
+    """Ends the process by an exception."""
+    raise SystemExit
 
 
 def _close_inherited() -> None:
@@ -214,6 +239,7 @@ def _serve_next(listener: socket.socket, asked: AskedJob) -> None:
             if fork():
                 return
             try:
+                signal.signal(signal.SIGTERM, _end)
                 let_signals_end()
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -164,6 +164,10 @@ def command(
             modes = {"none": {}, "all": asked.facts.every, None: asked.facts.own}
             how |= {"plan": plan, "checkpointing": modes[checkpoint] if plan is None else dict(plan.checkpointing)}
             asked.prepare(asked_shape, targets, **how)
+            request = AheadRequest(
+                job=job, pairs=pairs, precision=precision, shape=asked_shape, device=targets[0].key, choices=how
+            )
+            following.asked = request if len(targets) == 1 else None
             predictions = [asked.predict(asked_shape, target, **how) for target in targets]
             sequence = None
             if epoch is not None or shapes is not None:
@@ -176,9 +180,6 @@ def command(
             print_json(predictions_json(predictions, sequence, limit))
         else:
             _print(predictions, sequence, limit, ci=ci)
-    request = AheadRequest(
-        job=job, pairs=pairs, precision=precision, shape=asked_shape, device=targets[0].key, choices=how
-    )
     following.trace(asked, request)
     fits = any(prediction.footprint.fits for prediction in predictions)
     fits = fits and (sequence is None or sequence.plain.failed_window is None)

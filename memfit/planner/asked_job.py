@@ -26,7 +26,7 @@ from memfit.planner.step_range import trace_between
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memfit.planner.hand_over import Handed, LoadedElsewhere
+    from memfit.planner.hand_over import Handed, HandedOver, LoadedElsewhere
     from memfit.planner.kept_questions import Shelf
     from memfit.trace.scratch_by_size import ScratchBySize
 
@@ -91,6 +91,8 @@ class AskedJob:
         self._load = load
         self._before_tracing = before_tracing
         self._elsewhere: LoadedElsewhere | None = None
+        self._looked_at: dict[str, int] = {}
+        """By step that another process traces, what had been kept last when it was looked for."""
         self._job: Job | None = None
         self._facts: JobFacts | None = None
         self._shelf: Shelf | None = None
@@ -211,7 +213,7 @@ class AskedJob:
         if elsewhere is None or len(devices) < 2:
             return
         identity = self._identity(shape, changes, named)
-        like = self._like(identity)
+        like = self._like(identity, devices[0])
         if like is None:
             return
         from memfit.planner.hand_over import HandedOver
@@ -291,8 +293,20 @@ class AskedJob:
             return None
         from memfit.planner.hand_over import LoadedElsewhere
 
-        self._elsewhere = self._elsewhere or LoadedElsewhere(socket)
+        self._elsewhere = self._elsewhere or LoadedElsewhere(socket, self._is_kept_now)
         return self._elsewhere
+
+    def _is_kept_now(self, step: HandedOver) -> bool:
+        """Whether a step was kept by another process meanwhile."""
+        from memfit.device.hardware.catalogue import find_device
+
+        identity = self._identity(step.shape, step.changes, step.choices)
+        key, changed_at = f"{identity}.{step.shape.items} {step.device}", self._shelf.changed_at if self._shelf else 0
+        if self._looked_at.get(key) == changed_at:
+            return False
+        self._looked_at[key] = changed_at
+        self.look_again()
+        return self._kept(identity, step.shape, find_device(step.device), step.derive) is not None
 
     def _trace(
         self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]
@@ -311,7 +325,7 @@ class AskedJob:
 
         if self.several:
             self._while_tracing.enter_context(untraced_copy_allowed())
-        like = self._like(identity) if device.is_cuda else None
+        like = self._like(identity, device) if device.is_cuda else None
 
         by_size = self._scratch.setdefault(identity, ScratchBySize())
         sizes = self._facts.nets if self._facts is not None and not changes else None
@@ -322,14 +336,17 @@ class AskedJob:
             before(self, partial(prepare, job, device) if alone else None)
         return trace_question(job, shape, device, scratch_by_size=by_size, sizes=sizes, like=like, **choices)
 
-    def _like(self, identity: str) -> TracedQuestion | None:
-        """A traced question to the same nets and optimizers on any card, at best one that differs in its size alone."""
+    def _like(self, identity: str, device: Device) -> TracedQuestion | None:
+        """A traced question to the same nets and optimizers on any card: at best one whose traces would be those of
+        this card, and that differs in its size alone."""
         kin = identity[: len(identity) // 2]
-        for name in sorted(self._known, key=lambda name: name != identity):
-            for question in chain(*self._known[name].values()):
-                if name.startswith(kin) and "cpu" not in question.facts:
-                    return question
-        return self._shelf.find_any(kin, best=identity) if self._shelf is not None else None
+        names = sorted((name for name in self._known if name.startswith(kin)), key=lambda name: name != identity)
+        known = [
+            question for name in names for question in chain(*self._known[name].values()) if "cpu" not in question.facts
+        ]
+        if known:
+            return min(known, key=lambda question: not holds_for(question, device))
+        return self._shelf.find_like(kin, identity, device) if self._shelf is not None else None
 
     def _with_settings(self, changes: Mapping[str, Any]) -> Job:
         from memfit.apply.phase_memory import with_settings

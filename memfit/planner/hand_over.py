@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ from memfit.job import Shape
 PATIENCE = 5.0
 """Seconds without an answer, and without any time of the processor for the process that traces, after which it is given
 up: a copy of a process may wait for a thread that it does not have."""
+LOOK = 0.05
+"""Seconds between two looks at whether another process has kept meanwhile what is waited for."""
 KEPT = b"kept"
 """The answer where a step was traced and kept, or an epoch's units were."""
 COUNT_EPOCH = b"count an epoch"
@@ -58,10 +63,11 @@ class LoadedElsewhere:
 
     Args:
         path: of its socket.
+        is_kept: whether a step is kept by now: the background may have begun to trace it before.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, is_kept: Callable[[HandedOver], bool]) -> None:
+        self._path, self._is_kept = path, is_kept
         self._is_there = True
 
     def trace(self, step: HandedOver) -> bool:
@@ -71,7 +77,7 @@ class LoadedElsewhere:
             return False
         try:
             with Handed(self._path, request) as handed:
-                return handed.is_kept()
+                return handed.is_kept(partial(self._is_kept, step))
         except (OSError, EOFError, ValueError):
             self._is_there = False
             return False
@@ -80,12 +86,12 @@ class LoadedElsewhere:
         """Has steps traced and kept, as many at once as there are cores."""
         count = available_cores()
         for some in (steps[first : first + count] for first in range(0, len(steps), count)):
-            requests = [request for step in some if (request := step.to_json()) is not None and self._is_there]
+            requests = [(step, request) for step in some if (request := step.to_json()) is not None and self._is_there]
             try:
                 with ExitStack() as stack:
-                    handed = [stack.enter_context(Handed(self._path, request)) for request in requests]
-                    for each in handed:
-                        each.is_kept()
+                    handed = [(step, stack.enter_context(Handed(self._path, request))) for step, request in requests]
+                    for step, each in handed:
+                        each.is_kept(partial(self._is_kept, step))
             except (OSError, EOFError, ValueError):
                 self._is_there = False
 
@@ -97,7 +103,7 @@ class LoadedElsewhere:
 
 
 class Handed:
-    """A context with what another process is asked for.
+    """A context with what another process is asked for, which ends where that is no longer needed.
 
     Raises:
         OSError, EOFError, ValueError: there is no such process.
@@ -106,7 +112,7 @@ class Handed:
     def __init__(self, path: Path, request: bytes) -> None:
         self._connection = connected(path)
         self._process = 0
-        """Of the copy that traces; 0 until it has said it."""
+        """Of the copy that traces; 0 until it has said it, and once nobody waits for it."""
         try:
             self._connection.send_bytes(request)
         except OSError:
@@ -117,25 +123,38 @@ class Handed:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._process and not self._connection.poll():  # it has not ended, and nobody needs what it traces
+            with suppress(OSError):
+                os.kill(self._process, signal.SIGTERM)
         self._connection.close()
 
-    def is_kept(self) -> bool:
+    def is_kept(self, is_kept_already: Callable[[], bool] = bool) -> bool:
         """Whether the step was traced, or the epoch counted, and that was kept; waits for it.
+
+        Args:
+            is_kept_already: whether another process has kept it meanwhile; its copy then need not.
 
         Raises:
             OSError, EOFError, ValueError: the process has ended, or does nothing.
         """
-        self._process = int(self._answer())
-        return self._answer() == KEPT
+        self._process = int(self._answer(bool) or 0)
+        answer = self._answer(is_kept_already)
+        if answer is None:
+            return True
+        self._process = 0
+        return answer == KEPT
 
-    def _answer(self) -> bytes:
-        """Waits for an answer while the process works."""
-        before = -1
-        while not self._connection.poll(PATIENCE):
-            ticks = _ticks(self._process) if self._process else before
-            if ticks == before:
-                raise TimeoutError
-            before = ticks
+    def _answer(self, is_kept_already: Callable[[], bool]) -> bytes | None:
+        """Waits for an answer while the process works; None where what was asked for is kept already."""
+        before, since = -1, time.monotonic()
+        while not self._connection.poll(LOOK):
+            if is_kept_already():
+                return None
+            if time.monotonic() - since >= PATIENCE:
+                ticks = _ticks(self._process) if self._process else before
+                if ticks == before:
+                    raise TimeoutError
+                before, since = ticks, time.monotonic()
         return self._connection.recv_bytes()
 
 

@@ -33,6 +33,8 @@ SOCKET = ".socket"
 """The end of the name of a socket, see ``memfit.planner.hand_over``."""
 _TORN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 """What reading a file that was cut off or written by another version raises."""
+_LOOKED_AT = 16
+"""Kept questions at most among which one that is like another is looked for."""
 VOLATILE = frozenset(
     ("_", "COLUMNS", "DISPLAY", "LINES", "MEMFIT_TRACE_AHEAD", "OLDPWD", "PWD", "SHLVL",
      "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "TERM", "TMUX", "TMUX_PANE", "WINDOWID", "XDG_SESSION_ID")
@@ -125,6 +127,11 @@ class Shelf:
         """Where a process that has the job loaded listens; None where nothing may be read of what is kept."""
         return None if self._fresh or not _is_on() else _folder() / f"{self._key}{SOCKET}"
 
+    @property
+    def changed_at(self) -> int:
+        """When any process last kept something; 0: never."""
+        return _changed_at(_folder())
+
     def look_again(self) -> None:
         """Another process may have kept what was not there."""
         self._missing.clear()
@@ -142,11 +149,19 @@ class Shelf:
             self._missing.add((key, device.key))
         return question
 
-    def find_any(self, key: str, best: str = "") -> TracedQuestion | None:
-        """A kept question of any card whose name begins so, at best with ``best``; None where there is none."""
-        paths = () if self._fresh else sorted(_folder().glob(f"{self._key}.{key}*.npz"))
-        path = min(paths, key=lambda path: not path.name.startswith(f"{self._key}.{best}"), default=None)
-        return None if path is None else _read_question(path, None, self._holds)
+    def find_like(self, key: str, best: str, device: Device) -> TracedQuestion | None:
+        """A kept question of any card whose name begins with ``key``, at best with ``best``, and of these one that
+        holds for a device; None where there is none."""
+        paths = () if self._fresh else _folder().glob(f"{self._key}.{key}*.npz")
+        ordered = sorted(paths, key=lambda path: (not path.name.startswith(f"{self._key}.{best}"), path.name))[
+            :_LOOKED_AT
+        ]
+        for card in (device, None):
+            for path in ordered:
+                question = _read_question(path, card, self._holds)
+                if question is not None:
+                    return question
+        return None
 
     def sizes(self, identity: str) -> set[int]:
         """Items of the kept questions ``identity.ITEMS``."""
@@ -254,6 +269,14 @@ def _drop_oldest() -> None:
 
 def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
+
+
+def _changed_at(folder: Path) -> int:
+    """When a file was last put into a folder, or taken away; 0: the folder is not there."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _folder() -> Path:

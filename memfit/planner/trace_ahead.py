@@ -21,6 +21,9 @@ from memfit.planner.prediction import TracedQuestion, answer
 from memfit.planner.step_range import unlike_size
 from memfit.trace.event_limit import far_more_than, most_events
 
+AMPERE = (8, 0)
+"""The compute capability from which on bf16 and flash attention are there: kernels differ most on its two sides."""
+
 
 class AheadTraces:
     """Traces that nobody asked for yet: what the job's code raises is left out, and each is kept when it is made.
@@ -77,6 +80,24 @@ class AheadTraces:
                 known += sharing_cards(question) if question is not None else []
         return others
 
+    def trace_other_cards(self, shape: Shape, device: Device, **choices: Any) -> None:
+        """Traces a question's step on other cards while another process traces it on its own, so that nothing is known
+        of what the step asks of a card. Cards on the other side of ``AMPERE`` come first: most steps that ask
+        something ask that.
+
+        Args:
+            shape, device, choices: as of ``AskedJob.question``.
+        """
+        known = [device]
+        cards = [card for card in catalogue().values() if card.is_cuda and card.usable_bytes is not None]
+        for card in sorted(cards, key=lambda card: _likeness(card, device)):
+            if card not in known:
+                self._asked.look_again()
+                question = self._traced(shape, card, choices)
+                if question is None:
+                    return
+                known += sharing_cards(question)
+
     def _traced(self, shape: Shape, device: Device, choices: dict[str, Any]) -> TracedQuestion | None:
         if not self._goes_on():
             return None
@@ -85,3 +106,10 @@ class AheadTraces:
             self._asked.keep()
             return question
         return None
+
+
+def _likeness(card: Device, other: Device) -> tuple[bool, bool]:
+    """Of cards that may run other kernels, the one that surely has some comes first."""
+    capabilities = [device.compute_capability or (0, 0) for device in (card, other)]
+    sides, (major, other_major) = [each >= AMPERE for each in capabilities], [each[0] for each in capabilities]
+    return sides[0] == sides[1], major == other_major

@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import replace
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -20,6 +21,7 @@ import psutil
 import pytest
 
 from memfit.cli.loaded_copy import serve
+from memfit.device.hardware.process_limits import available_cores
 from memfit.forked_process import is_forkable
 from memfit.job import Shape
 from memfit.planner import hand_over
@@ -30,6 +32,7 @@ from tests.cli.test_background_traces import JOB, answers, environment
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are made on Linux alone")
 FIRST = ("predict", "job.py:Own", "--device", "rtx4090", "--json")
 SECOND = (*FIRST, "--micro-batch", "7")
+NOTHING_KEPT = Mock(return_value=False)
 STEP = HandedOver(shape=Shape(items=7), device="rtx4090", changes={}, derive=True, choices={"checkpointing": {}})
 
 
@@ -216,7 +219,7 @@ def test_a_process_that_does_nothing_is_given_up(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as listener, hand_over.short_name(tmp_path / "a.socket") as name:
         listener.bind(name)
         listener.listen()
-        elsewhere = LoadedElsewhere(tmp_path / "a.socket")
+        elsewhere = LoadedElsewhere(tmp_path / "a.socket", NOTHING_KEPT)
         assert not elsewhere.trace(STEP)
         assert not elsewhere.trace(STEP)
 
@@ -224,7 +227,7 @@ def test_a_process_that_does_nothing_is_given_up(tmp_path, monkeypatch):
 def test_a_socket_that_nobody_listens_at_is_no_error(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener, hand_over.short_name(tmp_path / "a.socket") as name:
         listener.bind(name)
-    assert not LoadedElsewhere(tmp_path / "a.socket").trace(STEP)
+    assert not LoadedElsewhere(tmp_path / "a.socket", NOTHING_KEPT).trace(STEP)
 
 
 @pytest.mark.parametrize("choices", [{"plan": object()}, {"sizes": (1, 2)}, {"share": float("nan")}])
@@ -247,6 +250,7 @@ BESIDE_PROGRESS = """
 import threading, torch
 from rich.console import Console
 from memfit.cli.loaded_copy import serve
+from memfit.device.hardware.process_limits import available_cores
 from memfit.forked_process import is_forkable
 with Console(force_terminal=True, stderr=True).status("working"):
     seen = threading.active_count() > 1, is_forkable()
@@ -264,3 +268,89 @@ def test_a_process_with_threads_of_a_job_is_not_copied():
     assert not is_forkable()
     end.set()
     thread.join()
+
+
+STANDS = """
+    def batch(self, shape):
+        name, end = torch.cuda.get_device_name(), time.monotonic() + 60
+        if "4090" in name:
+            while not os.path.exists("other") and time.monotonic() < end:
+                time.sleep(0.01)
+        else:
+            open("other", "a").close()
+"""
+"""The batch of the card that is asked for waits until another one is traced."""
+
+
+@pytest.fixture
+def standing(folder):
+    """A job whose answer for an RTX 4090 needs another process's trace for another card."""
+    text = (folder / "job.py").read_text()
+    (folder / "job.py").write_text(text.replace("\n    def batch(self, shape):\n", STANDS, 1))
+    return folder
+
+
+needs_core = pytest.mark.skipif(available_cores() < 2, reason="another card is traced on a second core")
+
+
+@needs_core
+def test_other_cards_are_traced_while_the_first_question_is_answered(standing):
+    assert asked(standing, *FIRST).returncode == 0
+    assert (standing / "other").exists()
+    (standing / "slow").unlink()
+    other = ("predict", "job.py:Own", "--device", "t4", "--json")
+    wait_for(lambda: not those_in(standing))
+    assert answers(asked(standing, *other).stdout) == answers(asked(standing, *other, "--fresh").stdout)
+    assert imports(standing) == 2
+
+
+@needs_core
+@pytest.mark.parametrize("killed", [False, True], ids=["fails", "is killed"])
+def test_no_process_traces_on_where_there_is_no_answer(standing, killed):
+    """Another card's batch stands for ever."""
+    text = (standing / "job.py").read_text()
+    stands = "open('other', 'a').close()\n            while os.path.exists('slow'):\n                pass\n"
+    fails = "time.sleep(60)" if killed else "raise KeyError('batch')"
+    text = text.replace("open('other', 'a').close()\n", stands)
+    text = text.replace("        else:\n            open", f"            {fails}\n        else:\n            open")
+    (standing / "job.py").write_text(text)
+    with subprocess.Popen(
+        [sys.executable, "-m", "memfit", *FIRST], cwd=standing, env=environment(standing, MEMFIT_TRACE_AHEAD="1"),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        wait_for(lambda: (standing / "other").exists())
+        if killed:
+            process.kill()
+        process.wait(timeout=60)
+    wait_for(lambda: not those_in(standing), seconds=20)
+    assert (standing / "slow").exists()
+    left = {path.suffix for path in (standing / "cache" / "memfit" / "traces").iterdir()}
+    assert left <= {"", ".npz", ".json"}  # of files that were being written, none
+
+
+def test_what_another_process_keeps_meanwhile_is_waited_for_no_longer(tmp_path):
+    """A process that traces the same step is ended: nobody needs it."""
+    kept = Mock(side_effect=[False, True])
+    with (
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process,
+        socket.socket(socket.AF_UNIX) as listener,
+        hand_over.short_name(tmp_path / "a.socket") as name,
+    ):
+        listener.bind(name)
+        listener.listen()
+        thread = threading.Thread(target=_tell, args=(listener, process.pid))
+        thread.start()
+        assert LoadedElsewhere(tmp_path / "a.socket", kept).trace(STEP)
+        assert process.wait(timeout=20) == -signal.SIGTERM
+        thread.join()
+    assert kept.call_count == 2
+
+
+def _tell(listener: socket.socket, process_id: int) -> None:
+    """Accepts a question and says which process traces it, until whoever asks has ended."""
+    client, _ = listener.accept()
+    with Connection(client.detach()) as connection:
+        connection.recv_bytes()
+        connection.send_bytes(str(process_id).encode())
+        with pytest.raises(EOFError):
+            connection.recv_bytes()
