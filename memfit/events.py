@@ -83,3 +83,6 @@ class Trace:
     """Sizes that depend on data, which a trace does not have: where each was asked for and what was taken."""
     tensor_parallel: CutParameters | None = None
     """What ``tp`` cuts; None without it."""
+    fixed_validation: str = ""
+    """Of a validation whose batch the job made without reading the micro-batch's shape: what the windows before it have
+    changed in the job's objects, digested. Empty: it read the shape, or they hold what no digest tells."""

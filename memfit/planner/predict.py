@@ -26,7 +26,7 @@ from memfit.mesh import MeshShape
 from memfit.plan import Plan
 from memfit.planner.batch_check import check_batch
 from memfit.planner.pipeline.stage_figures import StageFigures
-from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, device_facts, footprint_on
+from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, device_facts, footprint_on, holds_for
 from memfit.trace.event_record import let_stay
 from memfit.trace.prepared_job import leave_prepared
 from memfit.trace.scratch_by_size import ScratchBySize
@@ -122,6 +122,7 @@ def trace_question(
             how, implementation=plan.implementation, validation=plan.validation, saving=plan.saving,
             optimizer_state=plan.optimizer_state, average=plan.average,
         )  # fmt: skip
+    facts = frozenset(like.facts) if like is not None and holds_for(like, device) else None
     stages: tuple[StageFigures, ...] = ()
     if how.stages > 1:
         from memfit.planner.pipeline.timed_stages import timed_stages
@@ -132,7 +133,9 @@ def trace_question(
     ranks = binding_ranks(job, nets, engine, world, mesh, how.engine_choices) if rank is None else (rank,)
     with recorded_facts() as read:
         traces = {
-            rank: trace_job(job, shape, replace(how, rank=rank, like=like.traces.get(rank) if like else None))
+            rank: trace_job(
+                job, shape, replace(how, rank=rank, like=like.traces.get(rank) if like else None, facts_of_like=facts)
+            )
             for rank in ranks
         }
     if assumed := assumed_lengths(job, shape):

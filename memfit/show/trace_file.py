@@ -20,6 +20,8 @@ from memfit.show.trace_check import check_fields, check_trace
 
 VERSION = 3
 _TABLES = ("names", "modules", "parts", "phases", "net_kind", "assumed")
+_LEFT_OUT = ("tensor_parallel", "fixed_validation")
+"""The former is of the footprint; the latter only matters to a later trace."""
 
 
 def write_trace(path: Path, prediction: Prediction) -> None:
@@ -30,9 +32,7 @@ def write_trace(path: Path, prediction: Prediction) -> None:
     """
     trace = prediction.trace
     columns: dict[str, Any] = {
-        field.name: getattr(trace, field.name)
-        for field in fields(Trace)
-        if field.name not in (*_TABLES, "tensor_parallel")
+        field.name: getattr(trace, field.name) for field in fields(Trace) if field.name not in (*_TABLES, *_LEFT_OUT)
     }
     metadata = {
         "memfit_trace": VERSION,

@@ -11,13 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
+from memfit.events import ALLOCATE, FREE, Trace
 from memfit.trace.applied_run import AppliedRun, Merged
+from memfit.trace.trace_columns import COSTS, OPERATORS, STORAGES, by_appearance, scratch_of, storage_numbers
 from memfit.trace.window_runs import ELSEWHERE, WindowRuns
-
-_COSTS = ("operator_flops", "operator_bytes")
-_OPERATORS = ("operator_name", "operator_module", "operator_part", *_COSTS)
-_STORAGES = ("nbytes", "category", "stream")
 
 
 class AppendedWindow:
@@ -36,9 +33,9 @@ class AppendedWindow:
         """The new storage by the one of ``own`` that it repeats."""
         self._added = np.full(len(like.nbytes), -1)
         """The new storage by the one of ``second``, where it repeats none."""
-        self._columns = {name: [getattr(trace, name)] for name in _STORAGES}
-        self._is_scratch = [_is_scratch(trace)]
-        self._is_scratch_of_like = _is_scratch(like)
+        self._columns = {name: [getattr(trace, name)] for name in STORAGES}
+        self._is_scratch = [scratch_of(trace)]
+        self._is_scratch_of_like = scratch_of(like)
         self._made_by: list[tuple[int, np.ndarray]] = []
         """By run: the operator that made each new storage, counted from the run's first one."""
         self._operators: list[dict[str, np.ndarray]] = []
@@ -73,7 +70,7 @@ class AppendedWindow:
         """
         trace, like = self._own.trace, self._second.trace
         self._again[made], self._added[added] = self._numbered(len(made)), self._numbered(len(added))
-        for name in _STORAGES:
+        for name in STORAGES:
             self._columns[name] += [getattr(trace, name)[made], getattr(like, name)[added]]
         self._is_scratch += [self._is_scratch[0][made], self._is_scratch_of_like[added]]
         made_by = operators.where_repeated(trace.made_by[made] - self._own.operators[run])
@@ -96,7 +93,7 @@ class AppendedWindow:
             "operator_module": like.operator_module[rows],
             "operator_part": np.full(rows.stop - rows.start, trace.operator_part[own_rows.start]),
         }
-        for name in _COSTS:
+        for name in COSTS:
             costs, repeated = getattr(like, name)[rows].copy(), operators >= 0
             costs[repeated] = getattr(trace, name)[own_rows][operators[repeated]]
             columns[name] = costs
@@ -121,7 +118,7 @@ class AppendedWindow:
         part = np.full(len(operators.added), trace.operator_part[own_rows.start])
         columns = {"operator_part": part} | {
             name: operators.column(getattr(trace, name)[own_rows], getattr(like, name)[rows])
-            for name in ("operator_module", *_COSTS)
+            for name in ("operator_module", *COSTS)
         }
         columns["operator_name"] = operators.column(trace.operator_name[own_rows], self._names_of(rows))
         self._operators.append(columns)
@@ -150,7 +147,7 @@ class AppendedWindow:
         storage = np.concatenate([trace.storage[:end], *(storage for _, storage, _ in self._events), later])
         inner = [offsets + begins[run] for run, (_, _, offsets) in enumerate(self._events)]
         operator = np.concatenate([trace.operator[:end], *inner, trace.operator[end:] + count])
-        numbers = _numbers(kind, storage, np.concatenate(self._is_scratch))
+        numbers = storage_numbers(kind, storage, np.concatenate(self._is_scratch))
         if numbers is None:
             return None
         is_later = np.ones(len(trace.nbytes), bool)
@@ -159,11 +156,11 @@ class AppendedWindow:
         made_by = [trace.made_by + count * is_later, *(offsets + begins[run] for run, offsets in self._made_by)]
         columns["made_by"] = np.concatenate(made_by)
         columns = {name: column[np.argsort(numbers)] for name, column in columns.items()}
-        for name in _OPERATORS:
+        for name in OPERATORS:
             column, added = getattr(trace, name), [some[name] for some in self._operators]
             columns[name] = np.concatenate([column[:row], *added, column[row:]])
-        columns["operator_name"], names = _by_appearance(columns["operator_name"], tuple(self._names))
-        columns["operator_part"], parts = _by_appearance(columns["operator_part"], trace.parts)
+        columns["operator_name"], names = by_appearance(columns["operator_name"], tuple(self._names))
+        columns["operator_part"], parts = by_appearance(columns["operator_part"], trace.parts)
         columns |= {"kind": kind, "operator": operator, "storage": np.where(storage >= 0, numbers[storage], -1)}
         grown = len(kind) - len(trace.kind)
         phases = [(name, start + grown, stop + grown) for name, start, stop in trace.phases[2:]]
@@ -181,39 +178,3 @@ class AppendedWindow:
     def _numbered(self, count: int) -> np.ndarray:
         self._next += count
         return np.arange(self._next - count, self._next)
-
-
-def _is_scratch(trace: Trace) -> np.ndarray:
-    """bool (S,): storages that ``with_scratch`` has added: freed as soon as they are made."""
-    at_once = (trace.kind[:-1] == ALLOCATE) & (trace.kind[1:] == FREE) & (trace.storage[:-1] == trace.storage[1:])
-    chosen = np.zeros(len(trace.nbytes), bool)
-    chosen[trace.storage[:-1][at_once]] = True
-    return chosen & (trace.category == CATEGORIES.index("workspace"))
-
-
-def _numbers(kind: np.ndarray, storage: np.ndarray, is_scratch: np.ndarray) -> np.ndarray | None:
-    """int (S,): the storages' numbers; None where one is made twice, or is freed twice or before it is made.
-
-    Those that no event makes were made after the last phase.
-    """
-    made, freed = storage[kind == ALLOCATE], storage[kind == FREE]
-    if min(made.min(initial=0), freed.min(initial=0)) < 0 or any(
-        len(np.unique(some)) < len(some) for some in (made, freed)
-    ):
-        return None
-    when = np.full(len(is_scratch), len(kind))
-    when[made] = np.flatnonzero(kind == ALLOCATE)
-    if (when[freed] > np.flatnonzero(kind == FREE)).any():
-        return None
-    numbers = np.empty(len(is_scratch), int)
-    numbers[np.lexsort((when, is_scratch))] = np.arange(len(is_scratch))
-    return numbers
-
-
-def _by_appearance(values: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A column, and its table in the order in which the column's values first appear."""
-    used, first = np.unique(values, return_index=True)
-    ordered = used[np.argsort(first)]
-    numbers = np.zeros(len(names), int)
-    numbers[ordered] = np.arange(len(ordered))
-    return numbers[values], tuple(names[number] for number in ordered.tolist())

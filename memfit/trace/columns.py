@@ -25,7 +25,13 @@ def as_trace(tracer: Tracer) -> Trace:
         net_kind=tracer.kind_of_net(),
         assumed=tracer.virtual.assumptions.of_sizes(),
         tensor_parallel=tracer.tensor_parallel,
+        fixed_validation=_fixed_validation(tracer),
     )
+
+
+def _fixed_validation(tracer: Tracer) -> str:
+    shape = tracer.validation_shape
+    return tracer.changed_by_windows if shape is not None and not shape.was_read else ""
 
 
 def of_storages(tracer: Tracer, storages: Iterable[int]) -> dict[str, Any]:

@@ -93,7 +93,8 @@ def with_scratch(trace: Trace, calls: Iterable[Call], estimates: Mapping[Key, in
     def moved(position: int, *, end: bool) -> int:
         return position + 2 * int(np.searchsorted(positions[::2], position, side="left" if not end else "right"))
 
-    return Trace(
+    return replace(
+        trace,
         kind=np.insert(trace.kind, positions, np.tile([ALLOCATE, FREE], count)),
         storage=np.insert(trace.storage, positions, storages),
         operator=np.insert(trace.operator, positions, np.repeat(rows, 2)),
@@ -101,12 +102,8 @@ def with_scratch(trace: Trace, calls: Iterable[Call], estimates: Mapping[Key, in
         category=np.concatenate([trace.category, np.full(count, CATEGORIES.index("workspace"), np.uint8)]),
         stream=np.concatenate([trace.stream, np.zeros(count, np.uint8)]),
         made_by=np.concatenate([trace.made_by, np.array(rows, np.int32)]),
-        operator_name=trace.operator_name, operator_module=trace.operator_module, operator_part=trace.operator_part,
-        operator_flops=trace.operator_flops, operator_bytes=trace.operator_bytes,
-        names=trace.names, modules=trace.modules, parts=trace.parts, net_kind=trace.net_kind, assumed=trace.assumed,
-        tensor_parallel=trace.tensor_parallel,
         phases=tuple((name, moved(start, end=False), moved(stop, end=True)) for name, start, stop in trace.phases),
-    )  # fmt: skip
+    )
 
 
 _FAILED = "{} fails on made-up numbers, so what it allocates within a call is unknown and not counted"

@@ -16,7 +16,7 @@ from memfit.apply.train_state import TrainState, build
 from memfit.apply.window import run_window
 from memfit.device.hardware.catalogue import Device
 from memfit.device.virtual.assumptions import unknown_integer, unknown_integers
-from memfit.device.virtual.card_rules import card_rules
+from memfit.device.virtual.card_rules import card_rules, note_fact
 from memfit.device.virtual.library_patches import as_in_a_real_run
 from memfit.device.virtual.patching import replaced
 from memfit.device.virtual.value_masks import Walks
@@ -24,7 +24,7 @@ from memfit.device.virtual.virtual_device import Virtual, virtual_cpu, virtual_g
 from memfit.engine.capabilities import CAPABILITIES
 from memfit.engine.factory import load_engine, make_engine, traced_engine
 from memfit.errors import InputError
-from memfit.events import ALLOCATE, FREE, Trace
+from memfit.events import Trace
 from memfit.forked_process import NoResultError
 from memfit.geometry import shape_of
 from memfit.job import Job, Shape
@@ -35,12 +35,19 @@ from memfit.trace.categories import categorise_state, mark
 from memfit.trace.collectives import layer_groups
 from memfit.trace.columns import as_trace
 from memfit.trace.doubtful_sizes import without_other_numbers
+from memfit.trace.followed_validation import (
+    attributes_of,
+    changes_since,
+    validation_follows,
+    with_what_follows,
+)
 from memfit.trace.operator_scratch import Call, with_scratch
 from memfit.trace.polynomial import fit
 from memfit.trace.prepared_job import prepare_job, take_prepared
+from memfit.trace.record_by_shape import split_by_shape
 from memfit.trace.repeated_loops import traced_repeats
 from memfit.trace.scratch_by_size import ScratchBySize
-from memfit.trace.second_window import second_window_follows, with_second_window
+from memfit.trace.second_window import second_window_follows
 from memfit.trace.step_phases import (
     check_stepped,
     fetch_synthetic,
@@ -48,7 +55,7 @@ from memfit.trace.step_phases import (
     synthetic_micro_batch,
     validate_once,
 )
-from memfit.trace.trace_family import Kind, Member, TraceFamily, events_before, sample_shapes, storages_in, varying
+from memfit.trace.trace_family import Kind, Member, TraceFamily, sample_shapes
 from memfit.trace.tracer import Tracer
 from memfit.trace.untraced_copy import before_trace, is_untraced_copy_needed, recorded_in_copy
 
@@ -94,6 +101,9 @@ class Tracing:
     saving: PhasePolicy = AS_IT_IS
     like: Trace | None = None
     """The same step at another size or on another card; a second window that follows from it is not traced."""
+    facts_of_like: frozenset[str] | None = None
+    """What that trace asked of its card, where this one answers the same: a validation that follows is then not traced
+    either. None: it answers otherwise."""
 
     @property
     def traced_micro_batches(self) -> int:
@@ -132,13 +142,9 @@ def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
     by_size = how.scratch_by_size
     estimates = by_size.estimates(how.rank, shape.items, trace, calls) if by_size is not None else {}
     trace = with_scratch(trace, calls, estimates)
-    if how.like is None or _windows(trace) == 2:
+    if how.like is None:
         return trace
-    return with_second_window(trace, how.like) or trace_job(job, shape, replace(how, like=None))
-
-
-def _windows(trace: Trace) -> int:
-    return sum(name == "train" for name, _, _ in trace.phases)
+    return with_what_follows(trace, how.like) or trace_job(job, shape, replace(how, like=None))
 
 
 def trace_family(job: Job, how: Tracing, like: Shape) -> TraceFamily:
@@ -212,14 +218,6 @@ def equal_tokens(mesh: MeshShape) -> str:
     )
 
 
-@contextmanager
-def traced_windows(job: Job, shape: Shape, how: Tracing) -> Iterator[tuple[Virtual, Tracer, TrainState]]:
-    """The job set up on the virtual device, after its two windows."""
-    with virtual_job(job, how) as (virtual, tracer, train_state):
-        run_two_windows(train_state, tracer, shape, how)
-        yield virtual, tracer, train_state
-
-
 def run_two_windows(train_state: TrainState, tracer: Tracer, shape: Shape, how: Tracing) -> None:
     """The first two windows of a job that is set up: the first one makes the optimizers' state.
 
@@ -284,8 +282,11 @@ def _record_in_copy(
 
 
 def _record_here(job: Job, shapes: list[Shape], how: Tracing) -> tuple[_Record, dict[str, int]]:
-    with traced_windows(job, shapes[0], how) as (virtual, tracer, train_state):
-        if job.validates and how.validation.where == "here":
+    with virtual_job(job, how) as (virtual, tracer, train_state):
+        before = attributes_of(train_state) if job.validates else []
+        run_two_windows(train_state, tracer, shapes[0], how)
+        tracer.changed_by_windows = changes_since(before)
+        if job.validates and how.validation.where == "here" and not _is_validation_known(tracer, how):
             with tracer.phase("validate"), phase_memory(train_state, how.validation):
                 validate_under(train_state, shapes[0], tracer, how.validation)
         with tracer.phase("save"), phase_memory(train_state, how.saving):
@@ -305,7 +306,19 @@ def _record_here(job: Job, shapes: list[Shape], how: Tracing) -> tuple[_Record, 
                     with tracer.phase("validate"), phase_memory(train_state, how.validation):
                         validate_under(train_state, shape, tracer, how.validation)
         observed = virtual.assumptions.walks.observed()
-        return (*_split(tracer, phases, len(shapes)), tracer.call_memory.calls), observed
+        return (*split_by_shape(tracer, phases, len(shapes)), tracer.call_memory.calls), observed
+
+
+def _is_validation_known(tracer: Tracer, how: Tracing) -> bool:
+    """Whether validation follows from that of ``how.like``."""
+    if how.like is None or how.facts_of_like is None or how.stages > 1:
+        return False
+    is_known = tracer.changed_by_windows == how.like.fixed_validation != ""
+    if not is_known or not validation_follows(_traced(tracer), how.like):
+        return False
+    for fact in how.facts_of_like:
+        note_fact(fact)
+    return True
 
 
 def _changes_validation(job: Job, shapes: Sequence[Shape], device: torch.device) -> bool:
@@ -313,38 +326,6 @@ def _changes_validation(job: Job, shapes: Sequence[Shape], device: torch.device)
     with device:
         batches = [job.validation_batch(shape) for shape in shapes]
     return len({tuple((tensor.shape, tensor.dtype) for tensor in tensors_in(batch)) for batch in batches}) > 1
-
-
-def _kept_from_now_on(trace: Trace) -> np.ndarray:
-    """Storages that are never freed: state that the first window makes, such as a gradient scaler's scale."""
-    return np.setdiff1d(trace.storage[trace.kind == ALLOCATE], trace.storage[trace.kind == FREE])
-
-
-def _split(
-    tracer: Tracer, phases: list[tuple[str, int, int]], shapes: int
-) -> tuple[Trace, list[np.ndarray | None] | None, np.ndarray]:
-    """The first shape's trace, and the sizes of the same storages at every shape (None: its events differ)."""
-    full = as_trace(tracer)
-    end = phases[-1][2]
-    first = events_before(full, end, tuple(phases))
-    windows = [varying(tracer.marks, start, stop) for name, start, stop in phases if name == "train"]
-    validation = [
-        part for name, start, stop in phases if name == "validate" for part in varying(tracer.marks, start, stop)
-    ]
-    base, structure = storages_in(full, windows[-1] + validation)
-    earlier, same_as_first = storages_in(full, windows[0] + validation, without=_kept_from_now_on(full))
-    others = tracer.phases[len(phases) :]
-    each = len(others) // max(shapes - 1, 1)
-    sizes: list[np.ndarray | None] = [full.nbytes[base]]
-    for i in range(shapes - 1):
-        own = others[i * each : (i + 1) * each]
-        parts = [part for _, start, stop in own for part in varying(tracer.marks, start, stop)]
-        made, parts_structure = storages_in(full, parts if each == 2 else parts + validation)
-        sizes.append(full.nbytes[made] if np.array_equal(parts_structure, structure) else None)
-    if not np.array_equal(same_as_first, structure):
-        return first, None, base
-    twice = [None if row is None else np.concatenate([row, row]) for row in sizes]
-    return first, twice, np.concatenate([base, earlier])
 
 
 def validate_under(train_state: TrainState, shape: Shape, tracer: Tracer, policy: PhasePolicy) -> None:

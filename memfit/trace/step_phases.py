@@ -20,6 +20,7 @@ from memfit.errors import InputError
 from memfit.job import Job, Shape
 from memfit.nested_tensors import tensors_in
 from memfit.trace.tracer import Tracer
+from memfit.trace.watched_shape import WatchedShape
 
 
 def synthetic_micro_batch(job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None) -> MicroBatch:
@@ -36,10 +37,13 @@ def fetch_synthetic(
     job: Job, shape: Shape, device: torch.device, tracer: Tracer | None = None, validation: bool = False
 ) -> Any:
     """A made-up batch on the device: as in a run, what the job makes elsewhere, such as of numpy's arrays, is moved."""
+    watched = WatchedShape(items=shape.items, length=shape.length)
     with device:
-        batch = job.validation_batch(shape) if validation else job.batch(shape)
+        batch = job.validation_batch(watched) if validation else job.batch(shape)
     batch = validation_on_device(job, batch, device) if validation else on_device(batch, device)
     if tracer is not None:
+        if validation:
+            tracer.validation_shape = watched
         for tensor in tensors_in(batch):
             tracer.categorise(tensor, "inputs")
     return batch

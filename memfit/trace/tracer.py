@@ -48,6 +48,7 @@ from memfit.trace.saved_numbers import NBYTES, SavedNumbers
 from memfit.trace.sparse_parts import seen_sparse
 from memfit.trace.sparse_tensors import NOT_SPARSE, answer_sparse, takes_sparse
 from memfit.trace.value_counts import COUNTS, know_counts
+from memfit.trace.watched_shape import WatchedShape
 
 _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
@@ -73,8 +74,12 @@ class Tracer(EventRecord, TorchDispatchMode):
         self.overwritten: set[int] = set()
         """Modules in whose forward the output of a product, convolution or attention was written to afterwards."""
         self.layer_groups: frozenset[str] = frozenset()
-        self.tensor_parallel: CutParameters | None = None
         """Groups of ranks that wait for each other inside of layers."""
+        self.tensor_parallel: CutParameters | None = None
+        self.validation_shape: WatchedShape | None = None
+        """What validation asked for its batch with; None where it has not."""
+        self.changed_by_windows = ""
+        """As ``memfit.trace.followed_validation.changes_since`` has it."""
         self._linear_sums = LinearSums()
         self._is_quiet = False
         self._saved_numbers = (
