@@ -124,6 +124,7 @@ def _trace_early(request: AheadRequest, asked: AskedJob, goes_on: Callable[[], b
     from memfit.planner.trace_ahead import AheadTraces
 
     step_aside()
+    _end_in_time()
     asked.several = True
     with _lock_file() as file:
         try:
@@ -151,11 +152,7 @@ def main(arguments: Sequence[str], asked: AskedJob | None = None) -> None:
         asked: the job, where it is loaded.
     """
     request = json.loads(arguments[0])
-    signal.signal(signal.SIGALRM, _end)
-    signal.signal(signal.SIGXCPU, _end)
-    signal.alarm(WAIT)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
+    _end_in_time()
     with _alone(request["code"]) as is_newest:
         if is_newest():
             _trace(request, is_newest, asked)
@@ -227,6 +224,15 @@ def processor_seconds() -> float:
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
     ended = sum(each.children_user + each.children_system for each in times)
     return float(sum(each.user + each.system for each in times) + ended)
+
+
+def _end_in_time() -> None:
+    """Has this process end after ``SECONDS`` of the processor, and ``WAIT`` by the clock from now."""
+    signal.signal(signal.SIGALRM, _end)
+    signal.signal(signal.SIGXCPU, _end)
+    signal.alarm(WAIT)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
 
 
 def step_aside() -> None:
