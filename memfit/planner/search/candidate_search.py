@@ -1,8 +1,8 @@
 """Drafts: ways to run one window, over micro-batches and selections, measured where that is worth it.
 
 One micro-batch's shape is traced under every uniform choice (``traced_job``). For another micro-batch the same figures
-are taken to grow with it, which ranks the rest; what ranks first is traced itself, until nothing unmeasured is
-noticeably faster.
+are taken to grow with it, which ranks the rest; what ranks first is traced itself, but for uniform choices that follow
+(``resized_trace``), until nothing unmeasured is noticeably faster.
 """
 
 from __future__ import annotations

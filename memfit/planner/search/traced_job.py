@@ -15,7 +15,8 @@ from memfit.job import Job, Shape, is_trained
 from memfit.planner.search.checkpoint_options import RECOMPUTED, Observed, checkpoint_options_of
 from memfit.planner.search.layout import Layout, blocks_of, holds, kept_by_module, with_parts
 from memfit.planner.search.observation import Observation, observe
-from memfit.planner.search.second_core import SecondCore
+from memfit.planner.search.resized_trace import resized
+from memfit.planner.search.second_core import SecondCore, TraceKey
 from memfit.planner.search.selection import Problem, floor, problem_of, solve
 from memfit.planner.timing.roofline import OVERHEADS, operator_seconds
 from memfit.trace.durations import overheads
@@ -77,7 +78,8 @@ class TracedJob:
         self._layout: Layout | None = None
         self._observed: dict[tuple[Shape, bool], Observed] = {}
         self._problems: dict[tuple[Shape, bool], Problem] = {}
-        self._traces: dict[tuple[Shape, frozenset[tuple[str, str]], bool, str | None], MicroTrace] = {}
+        self._traces: dict[TraceKey, MicroTrace] = {}
+        self._estimates: dict[TraceKey, MicroTrace | None] = {}
         self._steps: dict[tuple[str, bool], MicroTrace | None] = {}
         self._sent: dict[Shape, int] = {}
         self.second_core: SecondCore | None = None
@@ -230,11 +232,12 @@ class TracedJob:
             return dict.fromkeys([path for path in paths if mode != "selective" or path not in barred], mode)
 
         def under(paths: list[str], mode: str) -> Observation:
-            return self._seen(self.trace(shape, modes_of(paths, mode), accumulated=accumulated), layout)
+            return self._seen(self._uniform(shape, modes_of(paths, mode), accumulated), layout)
 
         tops, parts = [block.path for block in layout.blocks], [part for block in layout.blocks for part in block.parts]
         barred = frozenset(path for path in (*tops, *parts) if holds(path, self.overwritten))
         uniform = [modes_of(paths, mode) for paths in (tops, parts) if paths for mode in RECOMPUTED]
+        uniform = [modes for modes in uniform if self._resized(shape, modes, accumulated) is None]
         for modes in uniform[1::3] + uniform[2::3]:  # of four, half of what blocks take and half of what parts take
             self.begin_trace(shape, modes, accumulated=accumulated)
         for modes in uniform[::3]:
@@ -253,6 +256,31 @@ class TracedJob:
         )
         return self._with_offload(shape, observed, accumulated) if self._offload_pays(observed) else observed
 
+    def _uniform(self, shape: Shape, modes: Mapping[str, str], accumulated: bool) -> MicroTrace:
+        """A micro-batch under one choice for all: traced at the first shape, and estimated from that at others."""
+        resized = self._resized(shape, modes, accumulated)
+        return self.trace(shape, modes, accumulated=accumulated) if resized is None else resized
+
+    def _resized(self, shape: Shape, modes: Mapping[str, str], accumulated: bool) -> MicroTrace | None:
+        """A micro-batch estimated from one of another size; None where it was traced, or does not follow. On a CPU
+        operators are timed, one by one."""
+        key = (shape, frozenset(modes.items()), accumulated, None)
+        if key in self._traces or not self.device.is_cuda:
+            return None
+        if key not in self._estimates:
+            self._estimates[key] = self._estimated(key, modes)
+        return self._estimates[key]
+
+    def _estimated(self, key: TraceKey, modes: Mapping[str, str]) -> MicroTrace | None:
+        shape, _, accumulated, precision = key
+        for known, had_accumulated in self._observed:
+            traced = self._traces.get((known, key[1], had_accumulated, precision))
+            if traced is not None and had_accumulated == accumulated and known.length == shape.length:
+                kept, other = (self.kept(some, accumulated=accumulated).trace for some in (known, shape))
+                trace = resized(traced.trace, kept, other, shape.items / known.items)
+                return None if trace is None else MicroTrace(trace=trace, calls=())
+        return None
+
     def _seen(self, traced: MicroTrace, layout: Layout) -> Observation:
         seconds = self.seconds(traced)
         return observe(traced.trace, self.work(traced) if seconds is None else seconds, layout)
@@ -269,7 +297,7 @@ class TracedJob:
 
     def _with_offload(self, shape: Shape, observed: Observed, accumulated: bool) -> Observed:
         modes = dict.fromkeys([block.path for block in observed.layout.blocks], "offload")
-        traced = self.trace(shape, modes, accumulated=accumulated)
+        traced = self.trace(shape, modes, accumulated=accumulated)  # what is large enough to be moved is of a size
         return replace(observed, blocks={**observed.blocks, "offload": self._seen(traced, observed.layout)})
 
     def offload_too(self, shape: Shape, *, accumulated: bool) -> bool:
