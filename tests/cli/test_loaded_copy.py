@@ -299,7 +299,6 @@ def test_other_cards_are_traced_while_the_first_question_is_answered(standing):
     assert (standing / "other").exists()
     (standing / "slow").unlink()
     other = ("predict", "job.py:Own", "--device", "t4", "--json")
-    wait_for(lambda: not those_in(standing))
     assert answers(asked(standing, *other).stdout) == answers(asked(standing, *other, "--fresh").stdout)
     assert imports(standing) == 2
 

@@ -37,7 +37,7 @@ def resized(recomputed: Trace, kept: Trace, other: Trace, times: float) -> Trace
         return None
     work = _Pairs([*zip(calls, _work(kept), strict=True)], _work(other))
     grown = [
-        pair if (pair := work.next((call, done))) is not None else tuple(round(each * times) for each in done)
+        pair if (pair := work.next(call, done)) is not None else tuple(round(each * times) for each in done)
         for call, done in zip(_calls(recomputed), _work(recomputed), strict=True)
     ]
     flops, moved = np.array(grown, np.int64).reshape(-1, 2).T
@@ -51,25 +51,30 @@ def _resized_bytes(recomputed: Trace, kept: Trace, other: Trace, times: float) -
     sizes = _Pairs(_storages(kept), [(each,) for each in other.nbytes.tolist()])
     is_growing = np.isin(recomputed.category, _GROWING).tolist()
     nbytes = []
-    for key, size, made_by, grows in zip(
-        _storages(recomputed), recomputed.nbytes.tolist(), recomputed.made_by.tolist(), is_growing, strict=True
+    for (call, size), made_by, grows in zip(
+        _storages(recomputed), recomputed.made_by.tolist(), is_growing, strict=True
     ):
-        pair = sizes.next(key) if made_by >= 0 else (size,)
+        pair = sizes.next(call, size) if made_by >= 0 else (size,)
         nbytes.append(pair[0] if pair is not None else round(size * times) if grows else size)
     return np.array(nbytes, np.int64)
 
 
 class _Pairs:
-    """What stands for what, in turn: of several that are alike, the first for the first."""
+    """What stands for what an operator makes or does, in turn: of several that are alike, the first for the first.
 
-    def __init__(self, ones: Sequence[Hashable], others: Sequence[tuple[int, ...]]) -> None:
+    Where its module does nothing alike, an operator of that name in any module stands for it.
+    """
+
+    def __init__(self, ones: Sequence[tuple[Call, Hashable]], others: Sequence[tuple[int, ...]]) -> None:
         self._others: dict[Hashable, list[tuple[int, ...]]] = defaultdict(list)
-        for key, other in zip(ones, others, strict=True):
-            self._others[key].append(other)
+        for (call, what), other in zip(ones, others, strict=True):
+            self._others[call, what].append(other)
+            self._others[call[0], what].append(other)
         self._count: dict[Hashable, int] = defaultdict(int)
 
-    def next(self, key: Hashable) -> tuple[int, ...] | None:
-        """The next one for a key, from the first again after the last; None where there is none."""
+    def next(self, call: Call, what: Hashable) -> tuple[int, ...] | None:
+        """The next one, from the first again after the last; None where there is none."""
+        key: Hashable = (call, what) if (call, what) in self._others else (call[0], what)
         others = self._others.get(key)
         if others is None:
             return None
