@@ -7,14 +7,16 @@ finds on the card and in the job's objects. It is repeated where
   the other trace asked of its card,
 * the windows have left as many bytes of each category, storage by storage: a mask or a batch that is kept may be read
   in validation,
-* the windows have changed the same attributes of the job and its modules to the same numbers and words: a size that is
-  remembered may be read in validation,
+* the windows have changed the same attributes of the job, its modules, their classes and files to the same numbers and
+  words: a size that is remembered may be read in validation,
 * the other validation freed only what it made, left nothing, and took no sizes for data.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import sys
 from dataclasses import replace
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,14 +39,19 @@ DEPTH, MOST = 3, 64
 _NONE = "no such attribute"
 _HOOKS = frozenset(name for name in vars(nn.Module()) if "hooks" in name)
 """Attributes of a module that hold hooks, of which libraries add some at the first forward: they are counted."""
+_TOLD_APART = (nn.Module, Tensor, type, ModuleType, FunctionType, logging.Logger)
+"""What is never looked into."""
 Attributes = list[tuple[object, dict[str, Any]]]
 """Objects, and what each of their attributes held, as ``_held`` has it."""
 
 
 def attributes_of(train_state: TrainState) -> Attributes:
-    """What the job and its nets' modules hold now."""
+    """What the job, its nets' modules, their classes and the files that define these hold now."""
     objects: list[object] = [train_state.job]
     objects += [module for net in train_state.nets.values() for module in net.modules() if not _is_wrapper(module)]
+    classes = dict.fromkeys(kind for each in objects for kind in type(each).__mro__ if not _is_of_library(kind))
+    files = dict.fromkeys(kind.__module__ for kind in classes)
+    objects += [*classes, *(sys.modules[name] for name in files if name in sys.modules)]
     return [(each, _attributes(each)) for each in objects]
 
 
@@ -61,13 +68,22 @@ def changes_since(before: Attributes) -> str:
     return hashlib.sha256(repr(changes).encode()).hexdigest()[:16]
 
 
+def _is_of_library(kind: type) -> bool:
+    """Whether a class is Python's, torch's or memfit's own: these remember nothing of a micro-batch."""
+    return kind.__module__ == "builtins" or kind.__module__.split(".")[0] in ("torch", "memfit")
+
+
 def _is_wrapper(module: nn.Module) -> bool:
     """Whether a module is one of torch's engines, which counts its forwards."""
     return type(module).__module__.startswith("torch.nn.parallel.")
 
 
 def _attributes(each: object) -> dict[str, Any]:
-    return {name: len(value) if name in _HOOKS else _held(value) for name, value in vars(each).items()}
+    return {
+        name: len(value) if name in _HOOKS else _held(value)
+        for name, value in vars(each).items()
+        if not (name.startswith("__") and name.endswith("__"))  # Python's own, such as a file's loader
+    }
 
 
 class _Object(NamedTuple):
@@ -84,7 +100,7 @@ def _held(value: object, depth: int = DEPTH) -> object:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     count = len(value) if isinstance(value, (tuple, list, set, frozenset, dict)) else 0
-    if depth == 0 or count > MOST or isinstance(value, (nn.Module, Tensor, type, ModuleType, FunctionType)):
+    if depth == 0 or count > MOST or isinstance(value, _TOLD_APART):
         return _Object(id(value), count)
     if isinstance(value, dict):
         return tuple((_held(key, depth - 1), _held(each, depth - 1)) for key, each in value.items())
@@ -94,7 +110,7 @@ def _held(value: object, depth: int = DEPTH) -> object:
         own = getattr(value, "__dict__", None)
     except Exception:  # of an object of anybody's
         own = None
-    return _Object(id(value), 0) if own is None else (_Object(id(value), 0), _held(own, depth - 1))
+    return (_Object(id(value), 0), _held(own, depth - 1)) if isinstance(own, dict) else _Object(id(value), 0)
 
 
 def _is_known(held: object) -> bool:

@@ -1,6 +1,7 @@
 """A validation that follows from another trace of the same step is the one that a trace gives."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -52,8 +53,15 @@ class ReadsShape(Fixed):
         return torch.zeros(max(3, shape.items), 8)
 
 
+of_file = {"last": 0}
+PLACES = ("module", "dict", "object", "list", "class", "file")
+
+
 class Like(Fixed):
-    """Validates as many samples as it has trained on last: on a module, in a dict, in an object or in a list."""
+    """Validates as many samples as it has trained on last: on a module, in a dict, in an object, in a list, on the
+    class or in a variable of the file."""
+
+    of_class: ClassVar[int] = 0
 
     where: str = "module"
 
@@ -72,6 +80,10 @@ class Like(Fixed):
             net.sizes["last"] = items
         elif self.where == "object":
             net.about.size = batch.shape
+        elif self.where == "class":
+            type(self).of_class = items
+        elif self.where == "file":
+            of_file["last"] = items
         else:
             net.seen.append(items)
         return super().loss(nets, batch)
@@ -79,6 +91,7 @@ class Like(Fixed):
     def validate(self, nets, batch):
         net = nets["net"]
         last = {"module": getattr(net, "last", 0), "dict": net.sizes["last"], "object": net.about.size[0]}
+        last |= {"class": self.of_class, "file": of_file["last"]}
         items = last[self.where] if self.where in last else net.seen[-1]
         return super().validate(nets, batch.repeat(items, 1))
 
@@ -133,15 +146,8 @@ def test_a_fixed_validation_follows(job, items):
 
 @pytest.mark.parametrize(
     "job",
-    [
-        ReadsShape(),
-        Counts(),
-        *(Like(where=where) for where in ("module", "dict", "object", "list")),
-        Keeps(),
-        Leaves(),
-        Data(),
-    ],
-    ids=["reads the shape", "counts", "module", "dict", "object", "list", "keeps a batch", "leaves something", "data"],
+    [ReadsShape(), Counts(), *(Like(where=each) for each in PLACES), Keeps(), Leaves(), Data()],
+    ids=["reads the shape", "counts", *PLACES, "keeps a batch", "leaves something", "data"],
 )
 def test_a_validation_that_may_depend_on_the_micro_batch_is_traced(job):
     assert differences(job, 5, traced(job, 2)) == []
