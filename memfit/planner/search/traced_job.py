@@ -248,13 +248,19 @@ class TracedJob:
         observed = Observed(
             layout=layout,
             keep=self._seen(kept, layout),
-            blocks={mode: under(tops, mode) for mode in RECOMPUTED} if tops else {},
-            parts={mode: under(parts, mode) for mode in RECOMPUTED} if parts else {},
+            blocks={"full": under(tops, "full")} if tops else {},
+            parts={},
             overhead=more,
             block_overhead={mode: call + each * by_block for mode, (call, each) in self.overheads.items()},
             barred=barred,
         )
-        return self._with_offload(shape, observed, accumulated) if self._offload_pays(observed) else observed
+        offload_pays = self._offload_pays(observed)
+        if offload_pays:  # here, while a second core traces the rest
+            self._offloaded(shape, layout, accumulated)
+        rest = {mode: under(tops, mode) for mode in RECOMPUTED if mode != "full"} if tops else {}
+        parts_seen = {mode: under(parts, mode) for mode in RECOMPUTED} if parts else {}
+        observed = replace(observed, blocks={**observed.blocks, **rest}, parts=parts_seen)
+        return self._with_offload(shape, observed, accumulated) if offload_pays else observed
 
     def _uniform(self, shape: Shape, modes: Mapping[str, str], accumulated: bool) -> MicroTrace:
         """A micro-batch under one choice for all: traced at the first shape, and estimated from that at others."""
@@ -296,9 +302,14 @@ class TracedJob:
         return bool((2 * kept / self.device.link_bytes < recomputed).any())
 
     def _with_offload(self, shape: Shape, observed: Observed, accumulated: bool) -> Observed:
-        modes = dict.fromkeys([block.path for block in observed.layout.blocks], "offload")
-        traced = self.trace(shape, modes, accumulated=accumulated)  # what is large enough to be moved is of a size
+        traced = self._offloaded(shape, observed.layout, accumulated)
         return replace(observed, blocks={**observed.blocks, "offload": self._seen(traced, observed.layout)})
+
+    def _offloaded(self, shape: Shape, layout: Layout, accumulated: bool) -> MicroTrace:
+        """Traced at each size: what is large enough to be moved is of a size."""
+        return self.trace(
+            shape, dict.fromkeys([block.path for block in layout.blocks], "offload"), accumulated=accumulated
+        )
 
     def offload_too(self, shape: Shape, *, accumulated: bool) -> bool:
         """Lets what blocks keep be moved to the host, however long that takes; False where that is no new choice."""
