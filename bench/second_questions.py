@@ -19,8 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -81,11 +84,19 @@ def asked_at_once(command: str, job: str) -> dict[str, float]:
         cache = f"{folder}/cache"
         asked(FIRST, job, cache)
         seconds = asked(command, job, cache)
-        lock = Path(cache) / "memfit" / "traces" / LOCK
-        if lock.exists():
-            lock.write_text("nobody asks any more")  # it leaves off
-        traced_ahead(cache)
+        end_background(cache)
     return seconds
+
+
+def end_background(cache: str) -> None:
+    """Ends the processes that trace for later questions."""
+    processes = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("XDG_CACHE_HOME") == cache:
+                process.kill()
+                processes.append(process)
+    psutil.wait_procs(processes, timeout=10)
 
 
 def spread(samples: list[dict[str, float]]) -> dict[str, Any]:
