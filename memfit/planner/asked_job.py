@@ -22,6 +22,7 @@ from memfit.events import Trace
 from memfit.job import Job, Shape
 from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, device_facts, holds_for
 from memfit.planner.step_range import trace_between
+from memfit.trace.cublas_workspaces import with_workspaces_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -297,16 +298,15 @@ class AskedJob:
         return self._elsewhere
 
     def _is_kept_now(self, step: HandedOver) -> bool:
-        """Whether a step was kept by another process meanwhile."""
+        """Whether a step was kept by another process meanwhile: this very one, not those that it follows from."""
         from memfit.device.hardware.catalogue import find_device
 
-        identity = self._identity(step.shape, step.changes, step.choices)
-        key, changed_at = f"{identity}.{step.shape.items} {step.device}", self._shelf.changed_at if self._shelf else 0
-        if self._looked_at.get(key) == changed_at:
+        key = f"{self._identity(step.shape, step.changes, step.choices)}.{step.shape.items}"
+        changed_at = self._shelf.changed_at if self._shelf is not None else 0
+        if self._shelf is None or self._looked_at.get(f"{key} {step.device}") == changed_at:
             return False
-        self._looked_at[key] = changed_at
-        self.look_again()
-        return self._kept(identity, step.shape, find_device(step.device), step.derive) is not None
+        self._looked_at[f"{key} {step.device}"] = changed_at
+        return self._shelf.has(key, find_device(step.device))
 
     def _trace(
         self, identity: str, shape: Shape, device: Device, changes: Mapping[str, Any], choices: Mapping[str, Any]
@@ -368,7 +368,8 @@ class AskedJob:
         known = {*self._known.get(identity, {}), *(self._shelf.sizes(identity) if self._shelf is not None else ())}
         at_sizes = {items: self._exact(identity, items, device) for items in known}
         questions = {items: question for items, question in at_sizes.items() if question and len(question.traces) == 1}
-        traces = {items: _only(question) for items, question in questions.items()}
+        # cards that share a trace differ in cuBLAS's workspaces
+        traces = {items: with_workspaces_of(_only(question), device) for items, question in questions.items()}
         trace = trace_between(traces, shape.items)
         if trace is None:
             return None

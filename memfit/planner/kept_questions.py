@@ -140,6 +140,10 @@ class Shelf:
             own = {name: value for name, value in self.answers.items() if name not in before or before[name] != value}
             self.answers = {**self.answers, **self._kept_answers()[0], **own}
 
+    def has(self, key: str, device: Device) -> bool:
+        """Whether a question that holds for a device is kept by now."""
+        return not self._fresh and kept_question(f"{self._key}.{key}", device, self._holds) is not None
+
     def find(self, key: str, device: Device) -> TracedQuestion | None:
         """A kept question that holds for a device; None where there is none."""
         if self._fresh or (key, device.key) in self._missing:

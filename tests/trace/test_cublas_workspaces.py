@@ -54,3 +54,13 @@ def test_bytes_that_are_no_cards_are_kept():
     trace = trace_question(Norms(), SHAPE, AMPERE).traces[0]
     without = replace(trace, nbytes=np.where(trace.category == CATEGORIES.index("workspace"), 0, trace.nbytes))
     assert with_workspaces_of(without, BLACKWELL) is without
+
+
+@pytest.mark.parametrize("device", [AMPERE, BLACKWELL], ids=["smaller", "larger"])
+def test_a_size_follows_from_traces_that_were_made_on_cards_of_other_workspaces(device):
+    asked = AskedJob("job", Norms)
+    for items, card in ((2, AMPERE), (5, BLACKWELL), (9, AMPERE)):
+        asked.question(Shape(items=items), card)
+    derived = asked.question(Shape(items=7), device)
+    assert asked.traced == 3
+    assert answer(derived, "job", device).footprint == predict(Norms(), "job", Shape(items=7), device).footprint
