@@ -293,6 +293,12 @@ def end_with_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, number)
 
 
+def end_by_exception(number: int, frame: object) -> None:
+    """A handler of signals that ends the process by an exception, so that files which are being written are taken
+    away."""
+    raise SystemExit(1)
+
+
 def leave_output() -> None:
     """Leaves output, and the signals of a terminal, to the process that this one is a copy of."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from memfit.device.hardware.catalogue import Device, find_device
+from memfit.forked_process import end_by_exception
 from memfit.job import Shape
 from memfit.user_cache import cache_folder
 
@@ -228,8 +229,8 @@ def processor_seconds() -> float:
 
 def _end_in_time() -> None:
     """Has this process end after ``SECONDS`` of the processor, and ``WAIT`` by the clock from now."""
-    signal.signal(signal.SIGALRM, _end)
-    signal.signal(signal.SIGXCPU, _end)
+    signal.signal(signal.SIGALRM, end_by_exception)
+    signal.signal(signal.SIGXCPU, end_by_exception)
     signal.alarm(WAIT)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
@@ -270,11 +271,6 @@ def _alone(code: str) -> Iterator[Callable[[], bool]]:
         else:
             path.write_text(code)
         yield is_newest
-
-
-def _end(number: int, frame: object) -> None:
-    """Ends the process by an exception, so that files which are being written are taken away."""
-    raise SystemExit(1)
 
 
 if __name__ == "__main__":

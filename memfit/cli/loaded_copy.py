@@ -23,7 +23,7 @@ from typing import NoReturn
 from memfit.cli.counted_epoch import ASKED, count_epoch
 from memfit.device.hardware.catalogue import find_device
 from memfit.device.hardware.process_limits import available_cores, has_room_for_copy
-from memfit.forked_process import end_with_parent, fork, is_forkable, leave_output, let_signals_end
+from memfit.forked_process import end_by_exception, end_with_parent, fork, is_forkable, leave_output, let_signals_end
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.hand_over import COUNT_EPOCH, KEPT, HandedOver, connected, short_name
 
@@ -163,17 +163,12 @@ class _Worker:
 def _work_early(asked: AskedJob, early: EarlyWork, orders: int) -> None:
     """Works until there are orders, or the process that gives them has ended: files that are being written are then
     taken away."""
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, end_by_exception)
     end_with_parent(signal.SIGTERM)
     with suppress(Exception):
         early(asked, lambda: not select.select([orders], [], [], 0)[0])
     end_with_parent(0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _end(number: int, frame: object) -> None:
-    """Ends the process by an exception."""
-    raise SystemExit
 
 
 def _close_inherited() -> None:
@@ -239,7 +234,7 @@ def _serve_next(listener: socket.socket, asked: AskedJob) -> None:
             if fork():
                 return
             try:
-                signal.signal(signal.SIGTERM, _end)
+                signal.signal(signal.SIGTERM, end_by_exception)
                 let_signals_end()
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -39,6 +39,8 @@ DEPTH, MOST = 3, 64
 _NONE = "no such attribute"
 _HOOKS = frozenset(name for name in vars(nn.Module()) if "hooks" in name)
 """Attributes of a module that hold hooks, of which libraries add some at the first forward: they are counted."""
+_CONTAINERS = (tuple, list, set, frozenset, dict)
+"""Their own methods are called: that of a class derived from them may load or count something, as Transformers' do."""
 _TOLD_APART = (nn.Module, Tensor, type, ModuleType, FunctionType, logging.Logger)
 """What is never looked into."""
 Attributes = list[tuple[object, dict[str, Any]]]
@@ -99,15 +101,16 @@ def _held(value: object, depth: int = DEPTH) -> object:
     what they hold, all else by which object it is."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    count = len(value) if isinstance(value, (tuple, list, set, frozenset, dict)) else 0
+    kind: Any = next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
+    count = kind.__len__(value) if kind is not None else 0
     if depth == 0 or count > MOST or isinstance(value, _TOLD_APART):
         return _Object(id(value), count)
     if isinstance(value, dict):
-        return tuple((_held(key, depth - 1), _held(each, depth - 1)) for key, each in value.items())
-    if isinstance(value, (tuple, list, set, frozenset)):
-        return tuple(_held(each, depth - 1) for each in value)
+        return tuple((_held(key, depth - 1), _held(each, depth - 1)) for key, each in dict.items(value))
+    if kind is not None:
+        return tuple(_held(each, depth - 1) for each in kind.__iter__(value))
     try:
-        own = getattr(value, "__dict__", None)
+        own = object.__getattribute__(value, "__dict__")
     except Exception:  # of an object of anybody's
         own = None
     return (_Object(id(value), 0), _held(own, depth - 1)) if isinstance(own, dict) else _Object(id(value), 0)

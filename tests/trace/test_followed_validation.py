@@ -12,6 +12,7 @@ from memfit.loading import load_job
 from memfit.planner.job_facts import facts_of
 from memfit.planner.predict import trace_question
 from memfit.planner.prediction import TracedQuestion
+from memfit.trace.followed_validation import _held
 from tests.trace.test_second_window import Attends, Norms, differing
 
 CARD = find_device("rtx4090")
@@ -36,6 +37,18 @@ class FixedAttention(Attends, Fixed):
     def validate(self, nets, batch):
         validated.append(len(batch))
         return {"mean": self.loss(nets, batch)[0]}
+
+
+class LoadsWhatIsLookedAt(dict):
+    """As Transformers' mappings of models, which import each model that they hold."""
+
+    def items(self):
+        raise AssertionError
+
+    __len__ = __iter__ = keys = values = items
+
+
+loads = LoadsWhatIsLookedAt(model=1)
 
 
 class Counts(Fixed):
@@ -152,6 +165,10 @@ def test_a_fixed_validation_follows(job, items):
 def test_a_validation_that_may_depend_on_the_micro_batch_is_traced(job):
     assert differences(job, 5, traced(job, 2)) == []
     assert validated != []
+
+
+def test_nothing_is_loaded_by_looking_at_it():
+    assert _held(loads) == (("model", 1),)
 
 
 def test_a_validation_of_other_kernels_is_traced():
