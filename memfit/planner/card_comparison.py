@@ -105,7 +105,10 @@ def read_prices(path: str | Path) -> dict[str, Price]:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(line for line in file if not line.lstrip().startswith("#")))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        why = f"cannot be read: {error.strerror or error}"
+        raise InputError(where, why, "write the path of a CSV file, such as examples/prices.csv") from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(where, f"cannot be read: {describe(error)}", "write a CSV file") from error
     prices: dict[str, Price] = {}
     for number, row in enumerate(rows, 1):

@@ -149,3 +149,8 @@ def test_a_comparison_of_nothing_is_refused(capsys):
     code, printed = run(capsys, "compare", "testing/large_nets.py:Dit", "--device", "t4")
     assert code == 2
     assert "nothing to compare it with" in printed.err
+
+
+def test_prices_that_are_not_there_are_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"none\.csv: cannot be read: No such file or directory; write the path"):
+        read_prices(tmp_path / "none.csv")
