@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ SOCKET = ".socket"
 """The end of the name of a socket, see ``memfit.planner.hand_over``."""
 _TORN = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 """What reading a file that was cut off or written by another version raises."""
+_KEEPING = "keeping"
+"""The file that is locked while answers are kept."""
 _LOOKED_AT = 16
 """Kept questions at most among which one that is like another is looked for."""
 VOLATILE = frozenset(
@@ -195,10 +198,9 @@ class Shelf:
         _drop_oldest()
         if not _is_on() or json.dumps(self.answers, sort_keys=True) == self._before:
             return
-        kept = {} if self._fresh else self._kept_answers()[0]  # another process may have kept more
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError, TypeError), _alone():
+            kept = {} if self._fresh else self._kept_answers()[0]  # another process may have kept more
             text = json.dumps({"dependencies": known, "answers": {**kept, **self.answers}}, allow_nan=False)
-            _folder().mkdir(parents=True, exist_ok=True)
             write_atomic(_folder() / f"{self._key}.json", text)
 
     def _kept_answers(self) -> tuple[dict[str, Any], dict[str, str]]:
@@ -215,6 +217,22 @@ class Shelf:
         if text not in self._held:
             self._held[text] = still_hold(known)
         return self._held[text]
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Context in which no other process keeps answers: of two that read what is kept and add to it, neither is lost.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    _folder().mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(_folder() / _KEEPING, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write_question(key: str, question: TracedQuestion, known: Mapping[str, str]) -> None:

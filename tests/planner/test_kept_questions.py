@@ -185,3 +185,21 @@ def test_answers_of_two_processes_are_kept_together_and_a_fresh_one_reads_none(f
     fresh.keep(loaded=True)
     assert fresh.answers == {"units": 2}
     assert Shelf("job", {}, fresh=False).answers == {"units": 2}
+
+
+KEEPS = """
+import sys
+from memfit.planner.kept_questions import Shelf
+for number in range(20):
+    shelf = Shelf("job", {}, fresh=False, environment={})
+    shelf.answers[f"{sys.argv[1]} {number}"] = number
+    shelf.keep(loaded=False)
+"""
+
+
+def test_answers_that_processes_keep_at_once_are_all_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MEMFIT_KEEP_TRACES", "1")
+    processes = [subprocess.Popen([sys.executable, "-c", KEEPS, name]) for name in ("first", "other", "third")]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    assert len(Shelf("job", {}, fresh=False, environment={}).answers) == 60
