@@ -71,12 +71,16 @@ class Trace:
     """int64 (O,): floating point operations; a multiply-add counts two."""
     operator_bytes: np.ndarray
     """int64 (O,): bytes of the tensors read and written."""
+    operator_card_call: np.ndarray | None = None
+    """int32 (O,): index into card_calls; None where the trace is for one card alone."""
     names: tuple[str, ...]
     modules: tuple[str, ...]
     parts: tuple[str, ...]
     """Parts of a window as ``forward``, ``backward``, ``clip``, ``optimizer``, ``zero_grad`` …"""
     phases: tuple[tuple[str, int, int], ...]
     """(name, first event, past the last event), in order: ``setup``, ``train`` a window, ``validate``, ``save``."""
+    card_calls: tuple[str, ...] = ()
+    """What calls take scratch that depends on the card, as of ``memfit.trace.card_calls``; an empty one: none."""
     net_kind: str = ""
     """Family and precision of the nets, see ``memfit.trace.net_kind``; empty where it is not known."""
     assumed: tuple[str, ...] = ()

@@ -18,11 +18,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from memfit.device.hardware.catalogue import Device
-from memfit.events import Trace
 from memfit.job import Job, Shape
-from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, device_facts, holds_for
+from memfit.planner.prediction import (
+    NetSize,
+    Prediction,
+    TracedQuestion,
+    answer,
+    device_facts,
+    holds_for,
+    question_on,
+)
 from memfit.planner.step_range import trace_between
-from memfit.trace.cublas_workspaces import with_workspaces_of
+from memfit.trace.card_calls import with_card_scratch, without_card_scratch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -362,24 +369,22 @@ class AskedJob:
         if question is None and self._shelf is not None:
             question = self._shelf.find(f"{identity}.{items}", device)
             known += [question] if question is not None else []
-        return question
+        return None if question is None else question_on(question, device)
 
     def _from_others(self, identity: str, shape: Shape, device: Device) -> TracedQuestion | None:
         known = {*self._known.get(identity, {}), *(self._shelf.sizes(identity) if self._shelf is not None else ())}
         at_sizes = {items: self._exact(identity, items, device) for items in known}
         questions = {items: question for items, question in at_sizes.items() if question and len(question.traces) == 1}
-        # cards that share a trace differ in cuBLAS's workspaces
-        traces = {items: with_workspaces_of(_only(question), device) for items, question in questions.items()}
+        traces = {
+            items: without_card_scratch(trace)
+            for items, question in questions.items()
+            for trace in question.traces.values()
+        }
         trace = trace_between(traces, shape.items)
         if trace is None:
             return None
         like = next(iter(questions.values()))
-        return replace(like, shape=shape, traces=dict.fromkeys(like.traces, trace))
-
-
-def _only(question: TracedQuestion) -> Trace:
-    (trace,) = question.traces.values()
-    return trace
+        return replace(like, shape=shape, traces=dict.fromkeys(like.traces, with_card_scratch(trace, device)))
 
 
 def _digest(value: Any) -> str:

@@ -20,7 +20,7 @@ from memfit.geometry import MOST
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob, JobFacts
 from memfit.planner.derived_ranges import changes_of, derived_ranges
-from memfit.planner.prediction import TracedQuestion, footprint_on, holds_for, need_on
+from memfit.planner.prediction import TracedQuestion, footprint_on, holds_for, need_on, question_on
 from memfit.planner.size_search import largest_size
 from memfit.planner.step_range import StepRange, unlike_size
 from memfit.trace.event_limit import far_more_than, most_events
@@ -185,16 +185,9 @@ class _Steps:
         return max(min(unlike_size(2 + (more or 1)), bound), 4)
 
     def sharing_cards(self) -> list[Device]:
-        """Cards for which every trace so far holds, cuBLAS's workspaces included; the card itself first."""
-        own = self._device
-        others = [
-            card for card in self._sharing
-            if card.key != own.key and card.cublas_workspace_bytes == own.cublas_workspace_bytes
-        ]  # fmt: skip
-        return [
-            self._device,
-            *(card for card in others if all(holds_for(question, card) for question in self._questions)),
-        ]
+        """Cards for which every trace so far holds to the byte; the card itself first."""
+        others = [card for card in self._sharing if card.key != self._device.key]
+        return [self._device, *(card for card in others if all(_is_same_on(card, each) for each in self._questions))]
 
     def derived(self, kind: StepKind, most: int) -> DerivedKind:
         """The ranges of items up to ``most`` in which a kind of step is derived."""
@@ -203,3 +196,7 @@ class _Steps:
         answers = [self._trace(kind, items) for items in (1, 2, most)]
         refused = next((answer for answer in answers if isinstance(answer, str)), "")
         return DerivedKind(kind=kind, ranges=tuple(ranges), refused=refused)
+
+
+def _is_same_on(card: Device, question: TracedQuestion) -> bool:
+    return holds_for(question, card) and question_on(question, card) is question

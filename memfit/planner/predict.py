@@ -26,7 +26,16 @@ from memfit.mesh import MeshShape
 from memfit.plan import Plan
 from memfit.planner.batch_check import check_batch
 from memfit.planner.pipeline.stage_figures import StageFigures
-from memfit.planner.prediction import NetSize, Prediction, TracedQuestion, answer, device_facts, footprint_on, holds_for
+from memfit.planner.prediction import (
+    NetSize,
+    Prediction,
+    TracedQuestion,
+    answer,
+    device_facts,
+    footprint_on,
+    holds_for,
+    question_on,
+)
 from memfit.trace.event_record import let_stay
 from memfit.trace.prepared_job import leave_prepared
 from memfit.trace.scratch_by_size import ScratchBySize
@@ -122,7 +131,9 @@ def trace_question(
             how, implementation=plan.implementation, validation=plan.validation, saving=plan.saving,
             optimizer_state=plan.optimizer_state, average=plan.average,
         )  # fmt: skip
-    facts = frozenset(like.facts) if like is not None and holds_for(like, device) else None
+    facts = None
+    if like is not None and holds_for(like, device):
+        like, facts = question_on(like, device), frozenset(like.facts)
     stages: tuple[StageFigures, ...] = ()
     if how.stages > 1:
         from memfit.planner.pipeline.timed_stages import timed_stages

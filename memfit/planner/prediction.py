@@ -23,6 +23,7 @@ from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.cpu_allocator import CpuAllocator
 from memfit.replay.margins import margin_of
 from memfit.replay.replay import Allocator, Need, Outside, need
+from memfit.trace.card_calls import trace_on
 from memfit.trace.cublas_workspaces import with_workspaces_of
 from memfit.trace.extra_window import with_third_window
 
@@ -83,8 +84,8 @@ class TracedQuestion:
     """Traces by rank, of the ranks of which one needs most."""
     allocator: str
     facts: Mapping[str, Any]
-    """What the traces read of the device: they hold for every device with the same facts, but for the bytes of cuBLAS's
-    workspaces (``memfit.trace.cublas_workspaces``)."""
+    """What the traces read of the device: they hold for every device with the same facts, but for what libraries take
+    within calls and for cuBLAS's workspaces (``question_on``)."""
     mesh: Mapping[str, int] = field(default_factory=dict)
     rank_reason: str = ""
     stages: tuple[StageFigures, ...] = ()
@@ -99,8 +100,15 @@ def device_facts(device: Device, read: Collection[str]) -> dict[str, Any]:
 
 
 def holds_for(question: TracedQuestion, device: Device) -> bool:
-    """Whether a question's traces are those of this device too."""
+    """Whether ``question_on`` gives a question's traces on this device."""
     return dict(question.facts) == device_facts(device, question.facts.keys() - {"cpu"})
+
+
+def question_on(question: TracedQuestion, device: Device) -> TracedQuestion:
+    """A question that holds for a device, with its traces there."""
+    traces = {rank: trace_on(trace, device) for rank, trace in question.traces.items()}
+    is_same = all(trace is question.traces[rank] for rank, trace in traces.items())
+    return question if is_same else replace(question, traces=traces)
 
 
 def answer(question: TracedQuestion, name: str, device: Device, seconds: float = 0.0) -> Prediction:
@@ -111,7 +119,7 @@ def answer(question: TracedQuestion, name: str, device: Device, seconds: float =
         seconds: time that the question took so far.
     """
     beside = cpu_margin_bytes(device)
-    traces = {rank: with_workspaces_of(trace, device) for rank, trace in question.traces.items()}
+    traces = question_on(question, device).traces
     footprints = {
         rank: footprint_on(trace, device, question.world, question.allocator, mesh=question.mesh, beside=beside)
         for rank, trace in traces.items()

@@ -10,6 +10,7 @@ from itertools import chain
 import numpy as np
 
 from memfit.events import FAILED, Trace
+from memfit.trace.card_call_lines import Calls, are_calls_of, calls_between
 
 EXACT = 1 << 53
 """Whole numbers below it are exact as JavaScript's doubles."""
@@ -135,7 +136,7 @@ def _is_between(line: StepRange, known: Mapping[int, Trace], items: int) -> bool
     part = (items - line.low) / (line.high - line.low)
     return is_on(line, items, trace) and all(
         _same_operators(first, other) for other in (trace, last)
-    ) and all(
+    ) and are_calls_of(trace, _calls_at(line, last, items)) and all(
         np.allclose(getattr(trace, name), _between(getattr(first, name), getattr(last, name), part), ESTIMATES)
         for name in ("operator_flops", "operator_bytes")
     )  # fmt: skip
@@ -150,15 +151,19 @@ def _same_operators(first: Trace, other: Trace) -> bool:
 
 
 def _at(line: StepRange, known: Mapping[int, Trace], items: int) -> Trace | None:
-    nbytes = line.bytes_at(items)
-    if nbytes is None:
+    nbytes, calls = line.bytes_at(items), _calls_at(line, known[line.high], items)
+    if nbytes is None or calls is None:
         return None
     part = (items - line.low) / (line.high - line.low)
     work = {
         name: np.rint(_between(getattr(line.trace, name), getattr(known[line.high], name), part)).astype(np.int64)
         for name in ("operator_flops", "operator_bytes")
     }
-    return replace(line.trace, nbytes=nbytes, **work)
+    return replace(line.trace, nbytes=nbytes, operator_card_call=calls[0], card_calls=calls[1], **work)
+
+
+def _calls_at(line: StepRange, last: Trace, items: int) -> Calls | None:
+    return calls_between(line.trace, last, (items - line.low, line.high - line.low))
 
 
 def _between(low: np.ndarray, high: np.ndarray, part: float) -> np.ndarray:

@@ -20,8 +20,8 @@ from memfit.show.trace_check import check_fields, check_trace
 
 VERSION = 3
 _TABLES = ("names", "modules", "parts", "phases", "net_kind", "assumed")
-_LEFT_OUT = ("tensor_parallel", "fixed_validation")
-"""The former is of the footprint; the latter only matters to a later trace."""
+_LEFT_OUT = ("tensor_parallel", "fixed_validation", "operator_card_call", "card_calls")
+"""The first is of the footprint; the others only matter to a later trace, or to another card."""
 
 
 def write_trace(path: Path, prediction: Prediction) -> None:

@@ -13,7 +13,16 @@ import numpy as np
 
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.trace.applied_run import AppliedRun, Merged
-from memfit.trace.trace_columns import COSTS, OPERATORS, STORAGES, by_appearance, scratch_of, storage_numbers
+from memfit.trace.trace_columns import (
+    CARD_CALL,
+    COSTS,
+    OPERATORS,
+    STORAGES,
+    by_appearance,
+    card_call_of,
+    scratch_of,
+    storage_numbers,
+)
 from memfit.trace.window_runs import ELSEWHERE, WindowRuns
 
 
@@ -42,6 +51,9 @@ class AppendedWindow:
         self._events: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         """By run: kind, storage, and operator, counted from the run's first one."""
         self._names = {name: number for number, name in enumerate(trace.names)}
+        self._card_call = card_call_of(trace)
+        """By operator of ``own``, its number in the table of calls."""
+        self._card_calls = {call: number for number, call in enumerate(trace.card_calls)}
 
     def make_storages(self, run: int, again: np.ndarray, source: np.ndarray) -> None:
         """Makes storages as a run of ``second`` does.
@@ -97,6 +109,8 @@ class AppendedWindow:
             costs, repeated = getattr(like, name)[rows].copy(), operators >= 0
             costs[repeated] = getattr(trace, name)[own_rows][operators[repeated]]
             columns[name] = costs
+        columns[CARD_CALL] = card_calls = self._card_calls_of(rows, operators < 0)
+        card_calls[operators >= 0] = self._card_call[own_rows][operators[operators >= 0]]
         self._operators.append(columns)
         events = self._second.event_slice(run)
         storage = like.storage[events]
@@ -121,6 +135,8 @@ class AppendedWindow:
             for name in ("operator_module", *COSTS)
         }
         columns["operator_name"] = operators.column(trace.operator_name[own_rows], self._names_of(rows))
+        is_added = np.isin(np.arange(rows.stop - rows.start), operators.added)
+        columns[CARD_CALL] = operators.column(self._card_call[own_rows], self._card_calls_of(rows, is_added))
         self._operators.append(columns)
         own_events, like_events = self._own.event_slice(run), self._second.event_slice(run)
         storage = trace.storage[own_events]
@@ -161,11 +177,13 @@ class AppendedWindow:
             columns[name] = np.concatenate([column[:row], *added, column[row:]])
         columns["operator_name"], names = by_appearance(columns["operator_name"], tuple(self._names))
         columns["operator_part"], parts = by_appearance(columns["operator_part"], trace.parts)
+        columns[CARD_CALL], card_calls = by_appearance(columns[CARD_CALL], tuple(self._card_calls))
         columns |= {"kind": kind, "operator": operator, "storage": np.where(storage >= 0, numbers[storage], -1)}
         grown = len(kind) - len(trace.kind)
         phases = [(name, start + grown, stop + grown) for name, start, stop in trace.phases[2:]]
         return replace(
-            trace, names=names, parts=parts, phases=(*trace.phases[:2], ("train", end, end + grown), *phases),
+            trace, names=names, parts=parts, card_calls=card_calls,
+            phases=(*trace.phases[:2], ("train", end, end + grown), *phases),
             **{name: column.astype(getattr(trace, name).dtype) for name, column in columns.items()},
         )  # fmt: skip
 
@@ -174,6 +192,15 @@ class AppendedWindow:
         like = self._second.trace
         names = [self._names.setdefault(like.names[name], len(self._names)) for name in like.operator_name[rows]]
         return np.array(names, int)
+
+    def _card_calls_of(self, rows: slice, chosen: np.ndarray) -> np.ndarray:
+        """int: the numbers here of what the chosen operators of the other trace call; of all others, of no call."""
+        like, calls = self._second.trace, self._card_calls
+        column = np.full(rows.stop - rows.start, calls.setdefault("", len(calls)))
+        numbers = card_call_of(like)[rows]
+        for number in np.unique(numbers[chosen]).tolist():
+            column[chosen & (numbers == number)] = calls.setdefault(like.card_calls[number], len(calls))
+        return column
 
     def _numbered(self, count: int) -> np.ndarray:
         self._next += count

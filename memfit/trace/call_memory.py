@@ -6,12 +6,15 @@ described, and measured later (``memfit.trace.operator_scratch``).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
 
 from memfit.device.virtual import cudnn_benchmark, workspace
-from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.card_rules import CardRules, plain
+from memfit.device.virtual.card_scratch import card_scratch
 from memfit.events import ALLOCATE, EMPTY_CACHE
 from memfit.trace import operator_scratch
 from memfit.trace.event_record import EventRecord
@@ -19,6 +22,19 @@ from memfit.trace.operators import Operator
 
 ConvolutionPass = tuple[Any, int]
 """(plan that cuDNN searches, or None; bytes of its workspace) for one output of a convolution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardCall:
+    """A call whose scratch depends on the card."""
+
+    description: str
+    """As of ``memfit.device.virtual.card_scratch``."""
+    places: list[int] = field(default_factory=list)
+    """For each moment at which it takes its scratch, how many events of its operator come before it, scratch aside."""
+
+    def __str__(self) -> str:
+        return " @".join((self.description, *map(str, self.places)))
 
 
 class CallMemory:
@@ -37,13 +53,15 @@ class CallMemory:
         """Passes of convolutions for which cuDNN has searched its plans."""
         self.cublas_threads: frozenset[bool] = frozenset()
         """The threads that have a cuBLAS workspace: the forward's (False), the backward's (True)."""
+        self.card_calls: dict[int, CardCall] = {}
+        """By operator, the calls whose scratch depends on the card."""
 
     def passes(self, func: Any, args: Any) -> list[ConvolutionPass]:
         """The passes of a convolution, one for each of its outputs."""
         if self._rules is None:
             return []
         searched = cudnn_benchmark.plans(func, args) if torch.backends.cudnn.benchmark else (None, None)
-        workspaces = iter(workspace.scratch(self._rules, func, args))
+        workspaces = iter(self._scratch(func, args, len(self._record.op_rows)))
         asked = args[10][:2] if func is cudnn_benchmark.BACKWARD else (True,)
         return [(plan, next(workspaces, 0) if wanted else 0) for plan, wanted in zip(searched, asked, strict=False)]
 
@@ -52,6 +70,7 @@ class CallMemory:
         if plan is not None and plan not in self.plans:
             self.plans.add(plan)
             self._record.event(EMPTY_CACHE, -1, row)
+        self._note_moment(row)
         if nbytes:
             self._take(row, nbytes)
 
@@ -76,8 +95,31 @@ class CallMemory:
             nbytes = workspace.cublas_workspace(self._rules)
             record.event(ALLOCATE, record.new_storage(nbytes, "workspace", row))
         if not kind.searches:
-            for nbytes in workspace.scratch(self._rules, func, args):
+            workspaces = self._scratch(func, args, row)
+            self._note_moment(row)
+            for nbytes in workspaces:
                 self._take(row, nbytes)
+
+    def _scratch(self, func: Any, args: Any, row: int) -> tuple[int, ...]:
+        """Bytes that a card's call takes, one moment after another.
+
+        What is asked of the card for them is no fact of the trace, unless a script may ask how much is allocated.
+        """
+        assert self._rules is not None
+        description = workspace.card_call(func, args)
+        if not description:
+            return workspace.scratch(self._rules, func, args)
+        self.card_calls[row] = CardCall(description=description)
+        rules = self._rules if self._record.live is not None else plain(self._rules)
+        nbytes = card_scratch(rules, description)
+        return (nbytes,) * workspace.moments(func, args) if nbytes else ()
+
+    def _note_moment(self, row: int) -> None:
+        """Notes behind which of its operator's events a described call takes its scratch."""
+        call = self.card_calls.get(row)
+        if call is not None:
+            own = takewhile(lambda operator: operator == row, reversed(self._record.operator))
+            call.places.append(sum(1 for _ in own))
 
     def _take(self, row: int, nbytes: int) -> None:
         self.calls.append((len(self._record.kind), row, nbytes))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from memfit.events import CATEGORIES, Trace
 from memfit.trace.tracer import Tracer
+
+OF_ONE_CARD: Mapping[str, Any] = MappingProxyType({"operator_card_call": None, "card_calls": ()})
+"""Columns and tables of a trace that no other card shares."""
 
 
 def as_trace(tracer: Tracer) -> Trace:
@@ -51,12 +55,19 @@ def of_operators(tracer: Tracer, first: int) -> dict[str, Any]:
     names: dict[str, int] = {}
     parts: dict[str, int] = {}
     rows = tracer.op_rows[first:] or [("", 0, "setup", 0, 0)]
+    described, calls = tracer.call_memory.card_calls, {"": 0}
+    card_call = np.zeros(len(rows), np.int32)
+    for row, call in described.items():
+        if row >= first:
+            card_call[row - first] = calls.setdefault(str(call), len(calls))
     return {
         "operator_name": np.array([names.setdefault(row[0], len(names)) for row in rows], np.int32),
         "operator_module": np.array([row[1] for row in rows], np.int32),
         "operator_part": np.array([parts.setdefault(row[2], len(parts)) for row in rows], np.int32),
         "operator_flops": np.array([row[3] for row in rows], np.int64),
         "operator_bytes": np.array([row[4] for row in rows], np.int64),
+        "operator_card_call": card_call,
+        "card_calls": tuple(calls),
         "names": tuple(names),
         "parts": tuple(parts),
     }

@@ -50,5 +50,7 @@ def with_third_window(trace: Trace) -> Trace:
         storage=np.concatenate([trace.storage[:end], again[storage], behind]).astype(np.int32),
         operator=np.insert(trace.operator, end, trace.operator[start:end]),
         phases=tuple(phases),
+        operator_card_call=None,  # an operator has the events of two windows
+        card_calls=(),
         **grown,
     )

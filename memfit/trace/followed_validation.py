@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from memfit.events import ALLOCATE, FREE, Trace
 from memfit.trace.second_window import with_second_window
-from memfit.trace.trace_columns import OPERATORS, STORAGES, by_appearance, scratch_of, storage_numbers
+from memfit.trace.trace_columns import CARD_CALL, OPERATORS, STORAGES, by_appearance, scratch_of, storage_numbers
 from memfit.trace.window_runs import two_windows
 
 if TYPE_CHECKING:
@@ -207,24 +207,28 @@ def with_validation(trace: Trace, like: Trace) -> Trace | None:
     own_made_by = trace.made_by + count * (trace.made_by >= row)
     columns["made_by"] = np.concatenate([own_made_by, like.made_by[made] + (row - rows.start)])
     columns = {name: column[np.argsort(numbers)] for name, column in columns.items()}
-    tables = {"operator_name": (trace.names, like.names), "operator_part": (trace.parts, like.parts)}
+    tables = {
+        "operator_name": (trace.names, like.names), "operator_part": (trace.parts, like.parts),
+        CARD_CALL: (trace.card_calls, like.card_calls),
+    }  # fmt: skip
     joined = {}
     for name in OPERATORS:
         inserted = getattr(like, name)[rows]
         if name in tables:
             joined[name] = table = dict.fromkeys([word for words in tables[name] for word in words])
             places = {word: place for place, word in enumerate(table)}
-            inserted = np.array([places[tables[name][1][number]] for number in inserted.tolist()], int)
+            inserted = np.array([places[word] for word in tables[name][1]], int)[inserted]
         column = getattr(trace, name)
         columns[name] = np.concatenate([column[:row], inserted, column[row:]])
     columns["operator_name"], names = by_appearance(columns["operator_name"], tuple(joined["operator_name"]))
     columns["operator_part"], parts = by_appearance(columns["operator_part"], tuple(joined["operator_part"]))
+    columns[CARD_CALL], card_calls = by_appearance(columns[CARD_CALL], tuple(joined[CARD_CALL]))
     grown = stop - start
     later = [(name, first + grown, last + grown) for name, first, last in trace.phases[3:]]
     columns |= {"kind": kind, "operator": operator, "storage": np.where(storage >= 0, numbers[storage], -1)}
     return replace(
-        trace, names=names, parts=parts, modules=max(trace.modules, like.modules, key=len), net_kind=like.net_kind,
-        fixed_validation=like.fixed_validation,
+        trace, names=names, parts=parts, card_calls=card_calls, fixed_validation=like.fixed_validation,
+        modules=max(trace.modules, like.modules, key=len), net_kind=like.net_kind,
         phases=(*trace.phases[:3], ("validate", end, end + grown), *later),
         **{name: column.astype(getattr(trace, name).dtype) for name, column in columns.items()},
     )  # fmt: skip

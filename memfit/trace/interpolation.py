@@ -23,4 +23,4 @@ def interpolated(low: Trace, high: Trace, part: float) -> Trace | None:
     nbytes = np.rint(low.nbytes + part * (high.nbytes - low.nbytes).astype(np.float64))
     if nbytes.min(initial=0) < 0 or nbytes.max(initial=0) >= 2**62:
         return None
-    return replace(low, nbytes=nbytes.astype(np.int64))
+    return replace(low, nbytes=nbytes.astype(np.int64), operator_card_call=None, card_calls=())

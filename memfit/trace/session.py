@@ -22,7 +22,7 @@ from memfit.events import ALLOCATE, FREE, Trace
 from memfit.job import Job, Shape
 from memfit.torch_compat import DisableTorchFunction
 from memfit.trace.categories import categorise_state, mark
-from memfit.trace.columns import of_operators, of_storages
+from memfit.trace.columns import OF_ONE_CARD, of_operators, of_storages
 from memfit.trace.operator_scratch import Key, with_scratch
 from memfit.trace.session_state import SessionState, TraceNotes, add_notes, notes_of, notes_since, state_of
 from memfit.trace.step import Tracing, virtual_job
@@ -196,7 +196,7 @@ class Session:
         before = len(self._alive)
         local = np.full(len(tracer.nbytes), -1, np.int32)
         local[used] = np.arange(len(used), dtype=np.int32)
-        tail = of_storages(tracer, used.tolist()) | of_operators(tracer, row)
+        tail = of_storages(tracer, used.tolist()) | of_operators(tracer, row) | dict(OF_ONE_CARD)
         trace = Trace(
             **tail | {"made_by": np.maximum(tail["made_by"] - row, -1)},
             kind=np.concatenate([np.full(before, ALLOCATE, np.int8), kind]),

@@ -7,8 +7,15 @@ import numpy as np
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 
 COSTS = ("operator_flops", "operator_bytes")
-OPERATORS = ("operator_name", "operator_module", "operator_part", *COSTS)
+CARD_CALL = "operator_card_call"
+OPERATORS = ("operator_name", "operator_module", "operator_part", *COSTS, CARD_CALL)
 STORAGES = ("nbytes", "category", "stream")
+
+
+def card_call_of(trace: Trace) -> np.ndarray:
+    """int32 (O,): the numbers of calls, of a trace that other cards may share."""
+    assert trace.operator_card_call is not None
+    return trace.operator_card_call
 
 
 def scratch_of(trace: Trace) -> np.ndarray:

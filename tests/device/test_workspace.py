@@ -5,9 +5,10 @@ from torch import nn
 
 from memfit.device.virtual import workspace
 from memfit.device.virtual.card_rules import CardRules
+from memfit.device.virtual.card_scratch import card_scratch
 from tests.device.minimal_tracer import MinimalTracer
 
-T4, A100, H100 = (CardRules(compute_capability=cc) for cc in ((7, 5), (8, 0), (9, 0)))
+V100, T4, A100, H100 = (CardRules(compute_capability=cc) for cc in ((7, 0), (7, 5), (8, 0), (9, 0)))
 
 
 class ScratchTracer(MinimalTracer):
@@ -98,17 +99,19 @@ def test_flash_forward_splits_keys_over_idle_multiprocessors(gpu):
     """1 x 8 x 4 blocks on 216 slots, 4 blocks of keys: 4 splits fill 128 of them."""
     q = torch.empty(1, 8, 256, 64, device="cuda", dtype=torch.float16)
     k = torch.empty(1, 8, 1024, 64, device="cuda", dtype=torch.float16)
-    assert workspace.flash_forward_scratch(A100, q, k, 0.0) == 4 * 8 * 256 * 65 * 4
-    assert workspace.flash_forward_scratch(A100, q, k, 0.1) == 0
+    assert card_scratch(A100, workspace.flash_forward_call(q, k, 0.0)) == 4 * 8 * 256 * 65 * 4
+    assert workspace.flash_forward_call(q, k, 0.1) == ""
     full = torch.empty(16, 8, 256, 64, device="cuda", dtype=torch.float16)
-    assert workspace.flash_forward_scratch(A100, full, k, 0.0) == 0
+    assert card_scratch(A100, workspace.flash_forward_call(full, k, 0.0)) == 0
 
 
 def test_efficient_backward(gpu):
     per_row = 2 * 8 * 1000 * 4
     assert found(gpu, attention(torch.float32)) == [(2 * 8 * 1000 * 64 * 4 + per_row,)]
     half = (torch.empty(2, 8, 1000, 64, device="cuda", dtype=torch.float16),) * 3
-    assert workspace.efficient_backward_scratch(T4, *half) == per_row + 2 * 8 * 16 * (64 * 64 * 4 + 16)
+    call = workspace.efficient_backward_call(*half)
+    assert card_scratch(T4, call) == per_row + 2 * 8 * 16 * (64 * 64 * 4 + 16)
+    assert card_scratch(V100, call) == per_row + 2 * 8 * 1000 * 64 * 4
 
 
 def test_convolutions_copy_what_has_another_layout(gpu):

@@ -141,8 +141,9 @@ def test_a_trace_file_gives_the_prediction_back(prediction, tmp_path) -> None:
     write_trace(tmp_path / "t.npz", prediction)
     back = read_trace(tmp_path / "t.npz")
     assert replace(back, trace=prediction.trace) == prediction
+    of_this_card = replace(prediction.trace, operator_card_call=None, card_calls=())
     for name in Trace.__dataclass_fields__:
-        first, two = getattr(prediction.trace, name), getattr(back.trace, name)
+        first, two = getattr(of_this_card, name), getattr(back.trace, name)
         assert (
             np.array_equal(first, two) and first.dtype == two.dtype if isinstance(first, np.ndarray) else first == two
         )

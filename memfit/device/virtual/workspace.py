@@ -17,11 +17,22 @@ from torch import Tensor
 
 from memfit.device.hardware.catalogue import cublas_workspace_bytes
 from memfit.device.virtual.card_rules import CardRules, plain
+from memfit.device.virtual.card_scratch import (
+    BRAIN,
+    CONVOLUTION_BACKWARD,
+    EFFICIENT_BACKWARD,
+    FLASH_FORWARD,
+    FLOAT,
+    FULL,
+    HALF,
+    card_scratch,
+    rounded_head,
+)
 from memfit.device.virtual.layout_copies import COPYING, convolution_layout, copies
 
 _aten = torch.ops.aten
-_FLOAT = 4
 _HALF = (torch.float16, torch.bfloat16)
+_KINDS = {torch.float32: FULL, torch.float16: HALF, torch.bfloat16: BRAIN}
 
 CUBLAS_OPERATORS = frozenset(
     {
@@ -53,8 +64,9 @@ def cublas_workspace(card: CardRules) -> int:
     return cublas_workspace_bytes(plain(card).compute_capability)
 
 
-def convolution_backward_workspace(card: CardRules, args: Any) -> int:
-    """Bytes taken once around dgrad and once around wgrad in a ``convolution_backward`` called with ``args``.
+def convolution_backward_call(args: Any) -> str:
+    """Describes a ``convolution_backward`` called with ``args``, which takes memory once around dgrad and once around
+    wgrad; empty where this depends on no card.
 
     1.0 x (input + weight + output bytes), for convolutions with a kernel above 1 that are not depthwise: the channels-
     last copies that tensor core kernels make of NCHW tensors. Fitted for float32 with TF32 on one A100; for half types
@@ -63,34 +75,28 @@ def convolution_backward_workspace(card: CardRules, args: Any) -> int:
     """
     grad_output, x, weight, groups = args[0], args[1], args[2], args[9]
     pointwise = all(size == 1 for size in weight.shape[2:])
-    if pointwise or (groups > 1 and groups == x.shape[1]) or not _runs_on_tensor_cores(card, x.dtype):
-        return 0
+    kind = _KINDS.get(x.dtype)
+    if pointwise or (groups > 1 and groups == x.shape[1]) or kind is None:
+        return ""
+    if kind == FULL and not torch.backends.cudnn.allow_tf32:
+        return ""
     if convolution_layout(x, weight) is not torch.contiguous_format:
-        return 0
-    return sum(tensor.numel() * tensor.itemsize for tensor in (x, weight, grad_output))
+        return ""
+    tensors = sum(tensor.numel() * tensor.itemsize for tensor in (x, weight, grad_output))
+    return f"{CONVOLUTION_BACKWARD} {copies(_aten.convolution_backward.default, args)} {tensors} {kind}"
 
 
-def _runs_on_tensor_cores(card: CardRules, dtype: torch.dtype) -> bool:
-    if dtype in _HALF:
-        return card.is_at_least(8 if dtype is torch.bfloat16 else 7, 0)
-    return dtype is torch.float32 and torch.backends.cudnn.allow_tf32 and card.is_at_least(8, 0)
+def convolution_backward_workspace(card: CardRules, args: Any) -> int:
+    """Bytes of ``convolution_backward_call`` on a card, beside the copies that every card makes."""
+    call = convolution_backward_call(args)
+    return card_scratch(card, call) - copies(_aten.convolution_backward.default, args) if call else 0
 
 
-def flash_forward_scratch(card: CardRules, query: Tensor, key: Tensor, dropout_p: float) -> int:
-    """Bytes of the partial outputs where flash splits the keys over idle multiprocessors; 0 where it does not.
-
-    query (B, H, Lq, D), key (B, Hk, Lk, D). The queries are B x H x ceil(Lq / 64) blocks.
-    """
+def flash_forward_call(query: Tensor, key: Tensor, dropout_p: float) -> str:
+    """Describes flash's forward; empty with dropout, which does not split the keys. query (B, H, Lq, D), key
+    (B, Hk, Lk, D)."""
     batch, heads, lq, head = query.shape
-    if dropout_p:
-        return 0
-    block = 256 if head <= 64 else 128 if head <= 128 else 64
-    splits = card.flash_splits(batch * heads * math.ceil(lq / 64), math.ceil(key.shape[2] / block))
-    return splits * batch * heads * lq * (1 + _rounded_head(head)) * _FLOAT if splits > 1 else 0
-
-
-def _rounded_head(head: int) -> int:
-    return math.ceil(head / 32) * 32 if head <= 192 else 256
+    return "" if dropout_p else f"{FLASH_FORWARD} {batch * heads} {lq} {key.shape[2]} {head}"
 
 
 def flash_backward_scratch(query: Tensor, key: Tensor) -> int:
@@ -99,25 +105,37 @@ def flash_backward_scratch(query: Tensor, key: Tensor) -> int:
     batch, heads, lq, head = query.shape
     rows = batch * heads * math.ceil(lq / 128) * 128
     expanded = 2 * batch * key.shape[2] * heads * head * query.itemsize if key.shape[1] != heads else 0
-    return rows * _FLOAT + rows * _rounded_head(head) * _FLOAT + expanded
+    return rows * FLOAT + rows * rounded_head(head) * FLOAT + expanded
 
 
-def efficient_backward_scratch(card: CardRules, query: Tensor, key: Tensor, value: Tensor) -> int:
-    """Bytes alive at the worst moment of the efficient kernel's backward. query (B, H, Lq, D), value (B, H, Lk, Dv).
+def efficient_backward_scratch(query: Tensor, value: Tensor) -> int:
+    """Bytes alive at the worst moment of the efficient kernel's backward in float32: the product of output and its
+    gradient, then a number per row. query (B, H, Lq, D), value (B, H, Lk, Dv)."""
+    batch, heads, lq, _ = query.shape
+    return batch * heads * lq * (value.shape[3] + 1) * FLOAT
 
-    float32 (and half on Volta): the product of output and its gradient, then a number per row. Half: a number per row
-    and dq (for heads wider than a block, dk and dv too) in float32, in blocks of 64 x 64.
-    """
+
+def efficient_backward_call(query: Tensor, key: Tensor, value: Tensor) -> str:
+    """Describes the efficient kernel's backward in a half type. query (B, H, Lq, D), key (B, H, Lk, D), value
+    (B, H, Lk, Dv)."""
     batch, heads, lq, head = query.shape
-    per_row = batch * heads * lq * _FLOAT
-    if query.dtype not in _HALF or (card.is_at_least(7, 0) and card.is_at_most(7, 0)):
-        return batch * heads * lq * value.shape[3] * _FLOAT + per_row
-    blocks = math.ceil(lq / 64) * math.ceil(head / 64) * (64 * 64 * _FLOAT + 16)
-    if head > 128:
-        blocks += (
-            math.ceil(key.shape[2] / 64) * 64 * (math.ceil(head / 64) + math.ceil(value.shape[3] / 64)) * 64 * _FLOAT
-        )
-    return per_row + batch * heads * blocks
+    return f"{EFFICIENT_BACKWARD} {batch * heads} {lq} {key.shape[2]} {head} {value.shape[3]}"
+
+
+def card_call(func: Any, args: Any) -> str:
+    """Describes a call whose scratch depends on the card, for ``card_scratch``; empty for all others."""
+    if func is _aten.convolution_backward.default:
+        return convolution_backward_call(args)
+    if func is _aten._scaled_dot_product_flash_attention.default:
+        return flash_forward_call(args[0], args[1], args[3] if len(args) > 3 else 0.0)
+    if func is _aten._scaled_dot_product_efficient_attention_backward.default and args[1].dtype in _HALF:
+        return efficient_backward_call(args[1], args[2], args[3])
+    return ""
+
+
+def moments(func: Any, args: Any) -> int:
+    """How often a call takes its scratch, one moment after another."""
+    return max(1, sum(args[10][:2])) if func is _aten.convolution_backward.default else 1
 
 
 def scratch(card: CardRules, func: Any, args: Any) -> tuple[int, ...]:
@@ -125,15 +143,13 @@ def scratch(card: CardRules, func: Any, args: Any) -> tuple[int, ...]:
 
     Empty for an operator that takes nothing, or of which nothing is known (cuDNN's attention).
     """
-    if func is _aten.convolution_backward.default:
-        nbytes = copies(func, args) + convolution_backward_workspace(card, args)
-        return (nbytes,) * max(1, sum(args[10][:2])) if nbytes else ()
-    if func is _aten._scaled_dot_product_flash_attention.default:
-        nbytes = flash_forward_scratch(card, args[0], args[1], args[3] if len(args) > 3 else 0.0)
+    call = card_call(func, args)
+    if call:
+        nbytes = card_scratch(card, call)
     elif func is _aten._scaled_dot_product_flash_attention_backward.default:
         nbytes = flash_backward_scratch(args[1], args[2])
     elif func is _aten._scaled_dot_product_efficient_attention_backward.default:
-        nbytes = efficient_backward_scratch(card, args[1], args[2], args[3])
+        nbytes = efficient_backward_scratch(args[1], args[3])
     else:
         nbytes = copies(func, args)
-    return (nbytes,) if nbytes else ()
+    return (nbytes,) * moments(func, args) if nbytes else ()
