@@ -58,6 +58,11 @@ class InputError(Exception):
         super().__init__(one_line(f"{seen}: {why}; {write}"))
 
 
+def why_unreadable(error: Exception) -> str:
+    """Why a file of the user's could not be read, in words: what the system says, or that it is no text."""
+    return getattr(error, "strerror", None) or ("not text" if isinstance(error, UnicodeError) else describe(error))
+
+
 def unwritable(seen: str, error: OSError) -> InputError:
     """A file or folder of the user's that could not be written, with what to do about that error.
 

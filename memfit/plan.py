@@ -11,7 +11,7 @@ from typing import Any
 
 from memfit import toml
 from memfit.atomic_file import write_atomic
-from memfit.errors import InputError, unwritable
+from memfit.errors import InputError, unwritable, why_unreadable
 from memfit.job import Precision
 from memfit.mesh import MeshShape, mesh_of
 
@@ -192,7 +192,7 @@ def read_plan(path: str | Path) -> Plan:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"plan file {path}",
-            f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}",
+            f"cannot be read: {why_unreadable(error)}",
             "write the path of a file that memfit plan --out wrote",
         ) from error
     try:

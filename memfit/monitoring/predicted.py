@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memfit.errors import InputError
+from memfit.errors import InputError, why_unreadable
 from memfit.footprint import Footprint
 
 KEYS = ("allocated_bytes", "reserved_bytes", "process_bytes")
@@ -42,8 +42,13 @@ def _of_file(path: Path) -> dict[str, int]:
         from memfit.plan import read_plan
 
         return predicted_bytes(read_plan(path))
+    write = "write the file of memfit trace --json F, memfit predict --json or memfit plan --out"
     try:
-        return predicted_bytes(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        write = "write the file of memfit trace --json F, memfit predict --json or memfit plan --out"
-        raise InputError(str(path), f"cannot be read as a prediction: {error}", write) from error
+        values = json.loads(path.read_text())
+    except (OSError, UnicodeError) as error:
+        raise InputError(str(path), f"cannot be read: {why_unreadable(error)}", write) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(str(path), "it is not JSON", write) from error
+    if not isinstance(values, dict):  # a text would be taken for the path of another file
+        raise InputError(str(path), "it is no prediction", write)
+    return predicted_bytes(values)

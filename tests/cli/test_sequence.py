@@ -51,6 +51,14 @@ def test_a_file_without_windows_is_refused(tmp_path, text):
         read_shapes(tmp_path / "shapes.txt")
 
 
+def test_a_file_that_cannot_be_read_says_why(tmp_path):
+    with pytest.raises(InputError, match="No such file or directory"):
+        read_shapes(tmp_path / "shapes.txt")
+    (tmp_path / "shapes.txt").write_bytes(b"\xff\xfe8x64")
+    with pytest.raises(InputError, match="not text"):
+        read_shapes(tmp_path / "shapes.txt")
+
+
 def test_windows_of_several_micro_batches(tmp_path):
     (tmp_path / "shapes.txt").write_text("8x64 2x9\n3\n")
     assert read_shapes(tmp_path / "shapes.txt") == [

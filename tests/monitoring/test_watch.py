@@ -153,6 +153,25 @@ def leak_beside_an_object_that_raises() -> list[str]:
     return monitor.leaks
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "No such file or directory"), (b"\xff\xfe{", "not text"), (b"{", "not JSON"),
+        (b"[" * 100_000, "not JSON"), (b'"prediction.json"', "no prediction"), (b"[]", "no prediction"),
+    ],
+    ids=["absent", "bytes", "cut off", "deep", "a path", "a list"],
+)  # fmt: skip
+def test_a_file_that_is_no_prediction_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("prediction.json").write_bytes(content)
+    with pytest.raises(InputError, match=why) as refused:
+        predicted_bytes("prediction.json")
+    assert "Errno" not in str(refused.value)
+
+
 def test_a_leak_is_named_with_the_variable_that_holds_it(tmp_path: Path) -> None:
     (leak, *_), said = in_own_process(leak_of_a_variable, str(tmp_path / "m.jsonl"))
     assert leak.startswith("host memory grew from")

@@ -12,7 +12,7 @@ from memfit.batch.dataset import dataset_of, lengths_of
 from memfit.batch.lengths import as_lengths
 from memfit.batch.windows import Windows
 from memfit.device.hardware.catalogue import Device
-from memfit.errors import InputError
+from memfit.errors import InputError, why_unreadable
 from memfit.geometry import MOST
 from memfit.job import Job, Shape
 from memfit.replay.allocator_config import AllocatorConfig
@@ -69,7 +69,8 @@ def read_shapes(path: str | Path) -> list[Window]:
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--shapes {path}", "it cannot be read", "write a text file, a window in each line") from error
+        why = f"it cannot be read: {why_unreadable(error)}"
+        raise InputError(f"--shapes {path}", why, "write the path of a text file, a window in each line") from error
     windows = [_window(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not windows:
         raise InputError(f"--shapes {path}", "no window in it", "write a line such as 8x400 for each window")
