@@ -119,6 +119,14 @@ def test_buffers_that_are_made_or_given_back_once_do_not_hide_a_growth(held):
     assert growth.latest(1000) is None
 
 
+def test_windows_of_one_micro_batch_do_not_hide_a_growth():
+    """MiB at the beginning of windows 3 to 10 of a job that keeps 4 MiB of each micro-batch: one in some windows, three
+    in the others. The first quarter of the readings is one window, the others are two."""
+    held = (52.4, 56.4, 68.4, 80.5, 92.5, 96.5, 108.5, 120.5)
+    growth = readings([0, 0, 0, *(round(value * 10) for value in held)]).latest(128)
+    assert (growth.first, growth.last, growth.bytes) == (3, 10, 681)
+
+
 def test_memory_that_no_longer_grows_is_not_blamed():
     assert readings([100] * 3 + [100 + 10 * i for i in range(20)] + [300] * 20).latest(1) is None
     assert readings([100] * 3 + [100, 200, 150, 120, 180, 110, 190] * 6).latest(1) is None

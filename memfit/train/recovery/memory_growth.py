@@ -132,8 +132,8 @@ def _steady(readings: Sequence[tuple[int, int]], least: int) -> Growth | None:
     parts = min(4, len(readings) - 1)
     chosen = [readings[i * (len(readings) - 1) // parts] for i in range(parts + 1)]
     (first, begin), (last, end) = chosen[0], chosen[-1]
-    steps = [after - before for (_, before), (_, after) in itertools.pairwise(chosen)]
-    if end <= begin or min(steps) < (end - begin) / (4 * parts):
+    rates = [(after - before) / (at - since) for (since, before), (at, after) in itertools.pairwise(chosen)]
+    if end <= begin or min(rates) < (end - begin) / (last - first) / 4:
         return None
     return Growth(first=first, last=last, begin=begin, end=end)
 
