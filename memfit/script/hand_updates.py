@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from memfit.script.outcome import NOWHERE, Line
 from memfit.torch_compat.attributes import schema_of
@@ -40,18 +41,23 @@ class HandUpdates:
     """The nets that were called with gradients."""
     weights: set[int] = field(default_factory=set)
     """Storages of their trained parameters, and of other tensors that were updated."""
+    _called: WeakSet[nn.Module] = field(default_factory=WeakSet)
+    """Nets whose weights were not noted yet: those of lazy modules are made within the first forward."""
     _waits: bool = False
 
     def trains(self, net: nn.Module) -> None:
         """Notes a net that is called with gradients."""
         if net not in self.nets:
             self.nets.add(net)
-            numbers = (self.number_of(weight) for weight in net.parameters() if weight.requires_grad)
-            self.weights.update(number for number in numbers if number is not None)
+            self._called.add(net)
 
     def backward_ended(self) -> None:
-        """Notes that gradients are there."""
+        """Notes that gradients are there, and the weights of the nets that were called."""
         self._waits = True
+        weights = (weight for net in self._called for weight in net.parameters())
+        numbers = (self.number_of(weight) for weight in weights if weight.requires_grad and not is_lazy(weight))
+        self.weights.update(number for number in numbers if number is not None)
+        self._called.clear()
 
     def see(self, func: Any, args: Any, event: int) -> None:
         """Notes an operator, after which ``event`` comes, if it updates a weight."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -123,7 +124,7 @@ def weights_of(module: nn.Module) -> Iterator[torch.Tensor]:
 
 def shapes_of(module: nn.Module) -> tuple[torch.Size, ...]:
     """What an average of a net's weights, or another copy, has as well."""
-    return tuple(parameter.shape for parameter in module.parameters())
+    return tuple(parameter.shape for parameter in module.parameters() if not is_lazy(parameter))
 
 
 def is_compiled_now() -> bool:

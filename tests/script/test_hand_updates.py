@@ -37,6 +37,16 @@ OWN_OPTIMIZER = (
     "    with torch.no_grad():\n"
     "        net(torch.randn(256, 64).cuda())\n"
 )
+LAZY = (
+    "import torch\n"
+    "net = torch.nn.Sequential(torch.nn.LazyLinear(64, device='cuda'), torch.nn.LazyLinear(8, device='cuda'))\n"
+    "for step in range(5):\n"
+    "    net(torch.randn(16, 64, device='cuda')).sum().backward()\n"
+    "    with torch.no_grad():\n"
+    "        for weight in net.parameters():\n"
+    "            weight -= 0.1 * weight.grad\n"
+    "            weight.grad = None\n"
+)
 
 
 @pytest.mark.parametrize("device", ["cpu", "rtx4090"])
@@ -73,3 +83,10 @@ def test_a_write_to_weights_beside_an_optimizer_is_no_step(tmp_path: Path) -> No
         "        optimizer.step()\n",
     )
     assert outcome.windows < 4
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx4090"])
+def test_updates_of_lazy_modules_that_are_made_on_the_device_are_steps(device: str, tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, LAZY if device != "cpu" else LAZY.replace("'cuda'", "'cpu'"), device=device)
+    assert outcome.error is None, outcome.error.text
+    assert outcome.windows == 5

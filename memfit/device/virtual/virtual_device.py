@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.compiler import set_stance
+from torch.nn.parameter import is_lazy
 
 from memfit.device.virtual import backend
 from memfit.device.virtual.assumptions import Assumptions
@@ -135,12 +136,12 @@ def _swapped(swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """``torch.utils.swap_tensors`` of fake tensors, which ``Module.to`` calls where a plain tensor's data are set.
 
     It refuses a tensor that C++ code refers to, as DistributedDataParallel does to each parameter. A conversion that
-    changes nothing needs no swap, and one on the same device sets the data.
+    changes nothing needs no swap, and one on the same device sets the data. A tensor of a lazy module has no data yet.
     """
 
     def call(tensor: Any, applied: Any) -> None:
         fakes = isinstance(tensor, FakeTensor) and isinstance(applied, FakeTensor)
-        if not fakes or tensor.fake_device != applied.fake_device:
+        if not fakes or is_lazy(tensor) or tensor.fake_device != applied.fake_device:
             swap(tensor, applied)
         elif storage_id_of(tensor) != storage_id_of(applied) or tensor.dtype != applied.dtype:
             tensor.data = applied
