@@ -70,6 +70,16 @@ def _quantized_backward(
     return torch.empty_like(values), torch.empty_like(scale), torch.empty_like(zero_point)
 
 
+def _contiguous_like_first(values: Tensor, *rest: Any, **named: Any) -> Tensor:
+    """A new tensor of the first argument's sizes (Distributions.cpp in aten/src/ATen/native and its folder cuda)."""
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
+def _contiguous_like_second(gradient: Tensor, values: Tensor, *rest: Any) -> Tensor:
+    """The gradient of what a loss or a pooling was given (LossMultiMargin.cpp, FractionalMaxPool3d.cpp)."""
+    return _contiguous_like_first(values)
+
+
 _SHAPES = {
     "_weight_norm_interface_backward": _weight_norm_backward,
     "fake_quantize_per_tensor_affine_cachemask": _quantized_with_mask,
@@ -79,6 +89,13 @@ _SHAPES = {
     "_fake_quantize_learnable_per_channel_affine": _quantized,
     "_fake_quantize_learnable_per_tensor_affine_backward": _quantized_backward,
     "_fake_quantize_learnable_per_channel_affine_backward": _quantized_backward,
+    "_standard_gamma_grad": _contiguous_like_first,
+    "_sample_dirichlet": _contiguous_like_first,
+    "_dirichlet_grad": _contiguous_like_first,
+    "binomial": _contiguous_like_first,
+    "multi_margin_loss_backward": _contiguous_like_second,
+    "multilabel_margin_loss_backward": _contiguous_like_second,
+    "fractional_max_pool3d_backward": _contiguous_like_second,
 }
 """Shapes of what operators give, where a version of torch may lack them."""
 

@@ -162,3 +162,34 @@ def test_training_through_quantization_has_the_shapes_of_a_real_run(name, enter)
     real = _quantized(name, "cpu")
     with enter() as virtual:
         assert _quantized(name, virtual.device) == real
+
+
+WITHOUT_KERNELS = {
+    "Gamma": lambda x: torch.distributions.Gamma(x.contiguous(), 1.0).rsample(),
+    "Dirichlet": lambda x: torch.distributions.Dirichlet(x).rsample(),
+    "Binomial": lambda x: torch.distributions.Binomial(3, probs=x.detach()).sample() * x,
+    "multi_margin_loss": lambda x: torch.nn.functional.multi_margin_loss(
+        x[0], torch.zeros(len(x[0]), dtype=torch.long, device=x.device)
+    ),
+    "multilabel_margin_loss": lambda x: torch.nn.functional.multilabel_margin_loss(
+        x[0], torch.zeros(x[0].shape, dtype=torch.long, device=x.device)
+    ),
+    "fractional_max_pool3d": lambda x: torch.nn.functional.fractional_max_pool3d(
+        x[None, None], 2, output_size=2, _random_samples=torch.full((1, 1, 3), 0.5, device=x.device)
+    ),
+}
+
+
+def _gradient(name, device):
+    x = torch.full((4, 5, 6), 0.5, device=device).transpose(0, 2).requires_grad_()
+    out = WITHOUT_KERNELS[name](x)
+    gradient = torch.autograd.grad(out.sum(), x)[0]
+    return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in (out, gradient)]
+
+
+@pytest.mark.parametrize("enter", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("name", WITHOUT_KERNELS)
+def test_operators_without_kernels_for_meta_tensors_have_the_shapes_of_a_real_run(name, enter):
+    real = _gradient(name, "cpu")
+    with enter() as virtual:
+        assert _gradient(name, virtual.device) == real

@@ -45,7 +45,7 @@ CUBLAS_OPERATORS = frozenset(
 
 TAKING = CUBLAS_OPERATORS | COPYING | {
     _aten._scaled_dot_product_flash_attention.default, _aten._scaled_dot_product_flash_attention_backward.default,
-    _aten._scaled_dot_product_efficient_attention_backward.default,
+    _aten._scaled_dot_product_efficient_attention_backward.default, _aten._sample_dirichlet.default,
 }  # fmt: skip
 """Every operator that may take memory inside of itself."""
 
@@ -150,6 +150,8 @@ def scratch(card: CardRules, func: Any, args: Any) -> tuple[int, ...]:
         nbytes = flash_backward_scratch(args[1], args[2])
     elif func is _aten._scaled_dot_product_efficient_attention_backward.default:
         nbytes = efficient_backward_scratch(args[1], args[3])
+    elif func is _aten._sample_dirichlet.default:  # the sums of gammas that divide them, in cuda/Distributions.cpp
+        nbytes = math.prod(args[0].shape[:-1]) * args[0].itemsize
     else:
         nbytes = copies(func, args)
     return (nbytes,) * moments(func, args) if nbytes else ()
