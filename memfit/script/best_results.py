@@ -7,16 +7,19 @@ memory.
 
 from __future__ import annotations
 
-import ast
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
-from memfit.script.intervals import EarlyCondition
+from torch import Tensor
 
-_ORDERS = (ast.Lt, ast.Gt)
+from memfit.script.intervals import EarlyCondition
+from memfit.torch_compat import FakeTensor
+
+_ORDERS = {"Lt": operator.lt, "Gt": operator.gt, "LtE": operator.le, "GtE": operator.ge}
 
 
 @dataclass(kw_only=True)
@@ -29,62 +32,46 @@ class BestResults:
     validated: Callable[[], bool] = lambda: True
     improved: list[EarlyCondition] = field(default_factory=list)
 
-    def improves(self, holds: Any, result: Any, best: Any, where: str, text: str) -> Any:
-        """The condition's value ``holds``, or True where ``result`` is the same number as ``best``."""
-        same = _is_number(result) and _is_number(best) and result == best and math.isfinite(result)
-        if same and isinstance(result, Integral) and not self.validated():
-            same = False  # such as the most rows of a batch, for which a script keeps a buffer
-        if not same or holds or not self.allows(where):
+    def improves(
+        self, left: Any, right: Any, best: Any, order: str, side: int, answer: bool, where: str, text: str, *result: Any
+    ) -> Any:
+        """The value of a comparison, or ``answer`` where the result is the same number as the best one so far.
+
+        Args:
+            best: the best result so far, which is a part of one side.
+            order: the name of the comparison in ``ast``.
+            side: the side that is the result: 0 for ``left``, 1 for ``right``.
+            answer: the comparison's value where the result is better.
+            result: the result where it is a part of a side.
+        """
+        given = result[0] if result else (left, right)[side]
+        if not self._is_next_best(given, best) or not self.allows(where):
+            return _ORDERS[order](left, right)
+        if not (_is_unknown(given) or _is_unknown(best)) and bool(holds := _ORDERS[order](left, right)) is answer:
             return holds
-        condition = EarlyCondition(where=where, text=text, answer=True)
+        condition = EarlyCondition(where=where, text=text, answer=answer)
         if condition not in self.improved:
             self.improved.append(condition)
-        return True
+        return answer
+
+    def _is_next_best(self, result: Any, best: Any) -> bool:
+        """Whether a result is taken for better than the best one: a trace has the same number for both, or none."""
+        if _is_unknown(result) or _is_unknown(best):
+            return True
+        result, best = _number(result), _number(best)
+        if result is None or best is None or result != best or not math.isfinite(result):
+            return False
+        # Without a validation, it is such as the most rows of a batch, for which a script keeps a buffer.
+        return not isinstance(result, Integral) or self.validated()
 
 
-def _is_number(number: Any) -> bool:
-    """Whether it is a number, of Python or NumPy, and no truth value."""
-    return isinstance(number, Real) and not isinstance(number, bool)
+def _number(value: Any) -> Any:
+    """A number of Python or NumPy, or that of a tensor of one element; None for other values, and truth values."""
+    if isinstance(value, Tensor):
+        value = None if isinstance(value, FakeTensor) or value.numel() != 1 else value.item()
+    return value if isinstance(value, Real) and not isinstance(value, bool) else None
 
 
-def best_of(compared: ast.Compare, body: list[ast.stmt]) -> tuple[ast.expr, ast.expr] | None:
-    """(result, best so far) of a comparison of them, after which the statements of ``body`` set the best to the result;
-    None for other comparisons.
-    """
-    if len(compared.ops) != 1 or not isinstance(compared.ops[0], _ORDERS):
-        return None
-    sides = (compared.left, compared.comparators[0])
-    for target, value in _assignments(body):
-        for result, other in (sides, sides[::-1]):
-            if _same(result, value) and any(_same(part, target) for part in ast.walk(other)):
-                return value, _loaded(target)
-    return None
-
-
-def _assignments(body: list[ast.stmt]) -> list[tuple[ast.expr, ast.expr]]:
-    """(target, value) of the assignments among statements, those of ``a, b = c, d`` too."""
-    pairs: list[tuple[ast.expr, ast.expr]] = []
-    for statement in body:
-        if isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                both = (target, statement.value)
-                if all(isinstance(side, ast.Tuple) for side in both):
-                    pairs += zip(*(side.elts for side in both if isinstance(side, ast.Tuple)), strict=False)
-                else:
-                    pairs.append(both)
-    return [(target, value) for target, value in pairs if _is_place(target) and _is_place(value)]
-
-
-def _is_place(node: ast.expr) -> bool:
-    """Whether an expression is a variable, or an attribute or an element by a constant of one."""
-    kinds = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.expr_context)
-    return not isinstance(node, ast.Constant) and all(isinstance(part, kinds) for part in ast.walk(node))
-
-
-def _same(one_side: ast.AST, other: ast.expr) -> bool:
-    return isinstance(one_side, ast.expr) and ast.unparse(one_side) == ast.unparse(other)
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    """The expression that reads what an assignment writes."""
-    return ast.parse(ast.unparse(target), mode="eval").body
+def _is_unknown(value: Any) -> bool:
+    """Whether it is a number on the device, which a trace does not know."""
+    return isinstance(value, FakeTensor) and value.numel() == 1 and value.is_floating_point()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from types import CodeType
 from typing import Any
 
 from memfit.device.virtual.patching import replaced
-from memfit.script.best_results import best_of
+from memfit.script.best_comparisons import BestComparison, best_comparisons
 
 _REMAINDER, _TURNS, _WHILE = "__memfit_remainder__", "__memfit_turns__", "__memfit_while__"
 _IMPROVES = "__memfit_improves__"
@@ -43,8 +42,7 @@ def code_rewritten(
             ``yields`` tells whether a ``yield`` may leave the loop's body, and ``collects`` whether the loop is a
             comprehension, or a ``map``, which keeps what each of its turns makes.
         goes_on: called as ``goes_on(where)`` before a ``while`` loop; its result is asked before each turn.
-        improves: called as ``improves(holds, result, best, where, text)`` in place of a comparison of a result with the
-            best one so far, with its value first.
+        improves: called in place of a comparison of a result with the best one so far, as ``BestResults.improves``.
     """
     plain = SourceFileLoader.get_code
 
@@ -65,15 +63,17 @@ def compiled(source: bytes, path: str) -> CodeType:
     Raises:
         SyntaxError: as Python itself does.
     """
-    tree = _Rewriter(path).visit(ast.parse(source, path))
+    tree = ast.parse(source, path)
+    tree = _Rewriter(path, best_comparisons(tree)).visit(tree)
     return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
 
 
 class _Rewriter(ast.NodeTransformer):
     """Asks for remainders in ``a % b == c``, ``a % b != c`` and conditions ``a % b``, and for the turns of loops."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, bests: dict[ast.Compare, BestComparison]) -> None:
         self._path = path
+        self._bests = bests
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         text = ast.unparse(node)
@@ -81,10 +81,10 @@ class _Rewriter(ast.NodeTransformer):
         wanted = node.comparators[0]
         if len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.NotEq) and _is_simple(wanted):
             node.left = self._asked(node.left, wanted, text, holds=isinstance(node.ops[0], ast.Eq))
-        return node
+        return self._improves(node, best, text) if (best := self._bests.get(node)) else node
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        node.test = self._truth(self._best(node.test, node.body))
+        node.test = self._truth(node.test)
         return self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
@@ -147,17 +147,12 @@ class _Rewriter(ast.NodeTransformer):
         given = [ast.Constant(value) for value in (f"{self._path}:{iterable.lineno}", yields, collects)]
         return ast.copy_location(ast.Call(ast.Name(_TURNS, ast.Load()), [iterable, *given], []), iterable)
 
-    def _best(self, node: ast.expr, body: list[ast.stmt]) -> ast.expr:
-        """A condition whose comparisons of a result with the best one, as ``best_of`` has it, ask."""
-        match node:
-            case ast.BoolOp():
-                node.values = [self._best(value, body) for value in node.values]
-            case ast.Compare():
-                if compared := best_of(node, body):
-                    constants = [ast.Constant(value) for value in (f"{self._path}:{node.lineno}", ast.unparse(node))]
-                    arguments = [node, *map(copy.deepcopy, compared), *constants]
-                    return ast.copy_location(ast.Call(ast.Name(_IMPROVES, ast.Load()), arguments, []), node)
-        return node
+    def _improves(self, node: ast.Compare, best: BestComparison, text: str) -> ast.expr:
+        """A comparison of a result with the best one so far as a call."""
+        constants = (type(node.ops[0]).__name__, best.side, best.answer, f"{self._path}:{node.lineno}", text)
+        arguments = [node.left, node.comparators[0], best.best, *(ast.Constant(value) for value in constants)]
+        arguments += [] if best.result is None else [best.result]
+        return ast.copy_location(ast.Call(ast.Name(_IMPROVES, ast.Load()), arguments, []), node)
 
     def _truth(self, node: ast.expr) -> ast.expr:
         """An expression of which only the truth value counts."""

@@ -53,6 +53,63 @@ def test_the_next_best_weights_are_copied_beside_those_before(
     assert (line.answer, line.decides_size) == ("True", False)
 
 
+FORMS = {
+    "a mean": "if numpy.mean(scores) > best: best = numpy.mean(scores); kept = copy.deepcopy(net)",
+    "an item": "if torch.tensor(scores).mean().item() > best: best = torch.tensor(scores).mean().item(); "
+    "kept = copy.deepcopy(net)",
+    "a rounded number": "if round(scores[0], 4) > best: best = round(scores[0], 4); kept = copy.deepcopy(net)",
+    "a tensor": "score = torch.tensor(scores).mean()\n    if score > best: best = score; kept = copy.deepcopy(net)",
+    "a number of a tensor": "score = torch.tensor(scores).mean()\n"
+    "    if score > best: best = score.item(); kept = copy.deepcopy(net)",
+    "what the device has": "with torch.no_grad(): score = net(batch).mean()\n"
+    "    if score > best: best = score.item(); kept = copy.deepcopy(net)",
+    "named in the condition": "if (score := scores[0]) > best: best = score; kept = copy.deepcopy(net)",
+    "a difference": "score = scores[0]\n    if score - best > 1e-4: best = score; kept = copy.deepcopy(net)",
+    "a flag and the larger one": "score = scores[0]\n    is_best = score > best\n    best = max(score, best)\n"
+    "    if is_best: kept = copy.deepcopy(net)",
+    "a flag": "score = scores[0]\n    is_best = score > best\n    if is_best: best = score; kept = copy.deepcopy(net)",
+    "otherwise": "score = scores[0]\n    if score <= best: wait = 1\n    else: best = score; kept = copy.deepcopy(net)",
+    "otherwise, by a margin": "score = scores[0]\n    if score < best + 0.01: waited = 1\n"
+    "    else: best = score; kept = copy.deepcopy(net)",
+    "not": "score = scores[0]\n    if not score <= best: best = score; kept = copy.deepcopy(net)",
+    "the next epoch": "score = scores[0]\n    if score <= best: continue\n    best = score; kept = copy.deepcopy(net)",
+    "an expression": "score = scores[0]\n    kept = copy.deepcopy(net) if score > best else kept\n"
+    "    best = max(best, score)",
+    "the smaller one": "score = scores[0]; better = -best > -score\n    worst = min(best, score)\n"
+    "    if score > best: best = score; kept = copy.deepcopy(net)",
+}
+FORM = """
+import copy
+import numpy
+import torch
+from torch import nn
+loader = torch.utils.data.DataLoader(torch.ones(64, 64), 2)
+net = nn.Linear(64, 4096)
+optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=False)
+best, kept = -1.0, None
+for epoch in range(20):
+    for batch in loader:
+        optimizer.zero_grad(); net(batch).sum().backward(); optimizer.step()
+    with torch.no_grad():
+        scores = [net(batch).mean().item() for batch in loader]
+    {form}
+"""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_next_best_net_is_copied_however_it_is_compared(tmp_path: Path, form: str) -> None:
+    outcome = trace_here(tmp_path, FORM.format(form=FORMS[form]), device="cpu")
+    assert outcome.error is None, outcome.error.text
+    assert outcome.bare is not None
+    assert max(live_peaks(outcome.bare).values()) == pytest.approx(4 * WEIGHTS, rel=0.05)
+
+
+def test_the_answer_of_a_comparison_that_a_worse_result_meets_is_false(tmp_path: Path) -> None:
+    outcome = trace_here(tmp_path, FORM.format(form=FORMS["otherwise"]), device="cpu")
+    (line,) = (line for line in outcome.assumed if "best" in line.operator)
+    assert (line.operator, line.answer) == ("score <= best", "False")
+
+
 def test_a_comparison_with_what_is_not_replaced_is_left_as_it_is(tmp_path: Path) -> None:
     outcome = trace_here(
         tmp_path, SCRIPT.format(kind="float", condition="score > best.score", first="0.5", body="pass"), device="cpu"

@@ -16,8 +16,8 @@ def test_the_first_value_is_better_than_infinity(tmp_path: Path) -> None:
         NET + "best, saves = float('inf'), 0\n"
         "for step in range(4):\n"
         f"    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}"
-        "    if loss.detach() < best:\n"
-        "        best, saves = loss.detach(), saves + 1\n"
+        "    if loss.detach() < best and not saves:\n"
+        "        saves = 1\n"
         "        torch.save(net.state_dict(), 'best.pt')\n"
         "assert saves == 1 and not loss < -float('inf') and loss > -float('inf')\n",
     )
