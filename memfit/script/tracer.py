@@ -32,8 +32,13 @@ MOST_KNOWN_INTEGERS = 1 << 22
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
-_OF_FAKES = frozenset({_aten._local_scalar_dense.default, _aten.split_with_sizes.default})
-"""Operators that ask for data, whose results on fake tensors are numbers or views of them."""
+_OF_FAKES = frozenset(
+    {
+        _aten._local_scalar_dense.default, _aten.split_with_sizes.default,
+        _aten._nested_tensor_from_mask_left_aligned.default,
+    }
+)  # fmt: skip
+"""Operators that ask for data, whose results on fake tensors are numbers, truth values or views of them."""
 _LIFT_FRESH = _aten.lift_fresh.default
 _TO_COPY = _aten._to_copy.default
 _PACK = _aten._pack_padded_sequence.default

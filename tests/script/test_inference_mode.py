@@ -61,3 +61,29 @@ def test_a_tensor_is_moved_to_a_device_and_a_type_at_once(tmp_path: Path) -> Non
     outcome = trace_here(tmp_path, MOVES)
     assert outcome.error is None, outcome.error.text
     assert outcome.windows == 3
+
+
+ENCODER = """
+import torch
+from torch import nn
+encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2).to(device)
+optimizer = torch.optim.SGD(encoder.parameters(), 0.1)
+mask = torch.arange(20)[None].expand(4, 20) >= 15
+for step in range(3):
+    encoder.train()
+    x = torch.randn(4, 20, 32)
+    encoder(x.to(device), src_key_padding_mask=mask.to(device)).sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+    encoder.eval()
+    with torch.no_grad():
+        assert encoder(x.to(device), src_key_padding_mask=mask.to(device)).shape == (4, 20, 32)
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx4090"])
+def test_an_encoder_is_evaluated_with_its_padding(device: str, tmp_path: Path) -> None:
+    """Its weights are fake, and a batch on the CPU is real: a real nested tensor has no place in a trace."""
+    where = "cpu" if device == "cpu" else "cuda"
+    outcome = trace_here(tmp_path, f"device = {where!r}" + ENCODER, device=device)
+    assert outcome.error is None, outcome.error.text
+    assert "validate" in outcome.peak_bytes

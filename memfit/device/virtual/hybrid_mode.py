@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from memfit.device.virtual.assumptions import ASSUMED, ASSUMED_NUMBER, assumed_integer, assumed_number
 from memfit.device.virtual.backend import NAME
-from memfit.device.virtual.data_dependent import PUTS
+from memfit.device.virtual.data_dependent import PUTS, answer_operator
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.patching import appended, replaced
 from memfit.device.virtual.replaced_data import DATA, set_data
@@ -39,6 +39,7 @@ _WRITTEN = 1 << 20
 
 _aten = torch.ops.aten
 _TO_COPY = _aten._to_copy.default
+_LEFT_ALIGNED = _aten._nested_tensor_from_mask_left_aligned.default
 _SELECTS = frozenset({_aten.index.Tensor, _aten.masked_select.default, _aten.nonzero.default})
 """Operators whose outputs have as many rows as a mask selects."""
 _BY_MASKS = frozenset({_aten.index.Tensor, _aten._unsafe_index.Tensor, *PUTS})
@@ -194,7 +195,12 @@ class HybridMode(VirtualMode):
             self._inside -= 1
 
     def run_real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """An operator on real tensors. Memory is never pinned, but says that it is."""
+        """An operator on real tensors. Memory is never pinned, but says that it is.
+
+        nn.TransformerEncoder makes no nested tensor of a batch on the host, since its weights are fake.
+        """
+        if func is _LEFT_ALIGNED:
+            return answer_operator(func, [self.fake_like(tensor) for tensor in args], kwargs, self.assumptions)
         with DisableTorchDispatch():
             if func is _aten._pin_memory.default:
                 self._pinned.add(args[0].data_ptr())
