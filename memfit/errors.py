@@ -160,6 +160,20 @@ _NO_CARD = (
 """What torch says where code asks for a card that is not there: builds for the CPU, no driver, no card."""
 
 
+_NESTED = (
+    "self.shape_env must not be None", "'nested_int_memo'", "NestedTensorImpl doesn't support sizes",
+    "No viable backend for scaled_dot_product_attention",
+)  # fmt: skip
+"""What torch says of nested tensors without data, of both layouts."""
+PADDED = "give that operator padded tensors: a prediction follows few operators on nested ones"
+"""What to do about such an error."""
+
+
+def is_of_nested_tensors(error: BaseException) -> bool:
+    """Whether an operator fails because its nested tensors have no data in a prediction."""
+    return any(words in str(error) for words in _NESTED)
+
+
 def _remedy(error: BaseException, frames: Iterable[tuple[FrameType, int]]) -> str:
     """What to do about an exception in a job's code."""
     if isinstance(error, OSError) and any(frame.f_code.co_name == "from_pretrained" for frame, _ in frames):
@@ -168,6 +182,8 @@ def _remedy(error: BaseException, frames: Iterable[tuple[FrameType, int]]) -> st
         return f"install {error.name.partition('.')[0]}, or take the import out"
     if any(words in str(error) for words in _NO_CARD):
         return "leave .cuda() and device='cuda' out: memfit moves nets and batches to the device"
+    if is_of_nested_tensors(error):
+        return PADDED
     if "Expected more than 1 value per channel when training" in str(error):
         return "batch normalisation refuses one item: ask for two or more, such as --micro-batch 2"
     return "mend the job at that line"

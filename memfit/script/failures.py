@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from memfit.device.virtual.device_name import with_cuda
-from memfit.errors import InputError, describe
+from memfit.errors import PADDED, InputError, describe, is_of_nested_tensors
 from memfit.printable import one_line
 from memfit.script.outcome import ScriptError
 
@@ -52,6 +52,8 @@ def script_error(error: BaseException, tracer: ScriptTracer) -> ScriptError:
         where = _where(error, tracer)
         hint = f"memfit has no rule for the operator {operator[1]} (called at {where})"
         return ScriptError(text=text, summary=summary, hint=hint)
+    if is_of_nested_tensors(error):
+        return ScriptError(text=text, summary=summary, hint=f"{PADDED} (called at {_where(error, tracer)})")
     if isinstance(error, OSError) and "Read-only file system" in str(error):
         return ScriptError(text=text, summary=summary, hint="write --allow-write DIR for a folder that may be written")
     if _asks_the_network(error):

@@ -34,3 +34,27 @@ def test_attributes_copied_between_tensors_take_no_known_content_along(tmp_path:
         "    optimizer.step()\n",
     )
     assert outcome.error is None, outcome.error.text
+
+
+REFUSED = {
+    "to a card": ("torch.nested.nested_tensor(rows, layout=torch.jagged).cuda()", "padded tensors"),
+    "on a card": ("torch.nested.nested_tensor([row.cuda() for row in rows], layout=torch.jagged)", "padded tensors"),
+    "strided": ("torch.nested.nested_tensor(rows).cuda()", "padded tensors"),
+    "least squares": ("torch.linalg.lstsq(net.weight, net.weight).solution", "outputs do not"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_trace_cannot_follow_is_refused_by_its_line(name: str, tmp_path: Path) -> None:
+    """It is no mistake of the script."""
+    made, remedy = REFUSED[name]
+    text = (
+        "import torch\n"
+        "net = torch.nn.Linear(64, 64).cuda()\n"
+        "rows = [torch.randn(3, 64), torch.randn(5, 64)]\n"
+        f"net({made}).sum().backward()\n"
+    )
+    error = trace_here(tmp_path, text).error
+    assert error is not None
+    assert remedy in error.hint
+    assert "train.py:4" in error.summary + error.hint

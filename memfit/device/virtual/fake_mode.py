@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from memfit.device.virtual import grouped_products, meta_kernels, norm_shapes
-from memfit.device.virtual.assumptions import Assumptions
+from memfit.device.virtual.assumptions import Assumptions, source_line
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.call_keys import call_key, is_lazy, lazy_operators
 from memfit.device.virtual.cuda_kernels import cuda_outputs
@@ -222,10 +222,10 @@ class VirtualMode(FakeTensorMode):
         result = norm_shapes.run(func, args, tensors) if not kwargs else NOT_HANDLED
         if result is NOT_HANDLED:
             result = meta_kernels.run(func, args, kwargs, tensors)
-        if result is NOT_HANDLED and _is_of_a_library(func):
-            return self._run_of_a_library(func, types, args, kwargs)
         if result is NOT_HANDLED:
-            result = fake_outputs(self, func, types, args, kwargs)
+            result = self._by_its_own_shapes(func, types, args, kwargs)
+            if _is_of_a_library(func):
+                return result
         else:
             device = tensors[0].fake_device
             result = tree_map(lambda value: self.new(value, device) if type(value) is Tensor else value, result)
@@ -233,24 +233,27 @@ class VirtualMode(FakeTensorMode):
             return self._of_full_size(result, args)
         return result
 
-    def _run_of_a_library(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """The outputs of an operator whose shapes come from a library's code.
+    def _by_its_own_shapes(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The outputs of an operator whose shapes come from torch's code, or a library's.
 
-        One that is composed of others decomposes with torch functions off: with them on, torch would dispatch it anew
-        as itself, without end.
+        One of a library that is composed of others decomposes with torch functions off: with them on, torch would
+        dispatch it anew as itself, without end.
 
         Raises:
             InputError: that code asks what its inputs hold.
         """
+        is_of_library = _is_of_a_library(func)
         try:
-            if not self.on_gpu or has_kernel(func.name(), _COMPOSITE):
+            if not is_of_library or not self.on_gpu or has_kernel(func.name(), _COMPOSITE):
                 return fake_outputs(self, func, types, args, kwargs)
             with EnableTorchFunction(), SaysCuda():
                 return fake_outputs(self, func, types, args, kwargs)
         except DynamicOutputShapeException:
             why = "the shapes of its outputs depend on what its inputs hold, which a prediction does not know"
-            write = "use one whose outputs do not (bitsandbytes: 4-bit weights, or threshold=0 with 8-bit ones)"
-            raise InputError(f"operator {func}", why, write) from None
+            write = "use one whose outputs do not"
+            if is_of_library:
+                write += " (bitsandbytes: 4-bit weights, or threshold=0 with 8-bit ones)"
+            raise InputError(f"operator {func} at {source_line()[0]}", why, write) from None
 
     def _with_wide_classes(self, args: Any, position: int) -> Any:
         """The arguments of a loss over classes, whose kernels take uint8 and whose function for shapes does not."""
