@@ -31,7 +31,10 @@ def larger_steps(trace: Trace, ends: Sequence[int]) -> str | None:
     for name, start, end in trace.phases:
         trains[start:end] |= name == "train"
     sums = np.concatenate([[0], np.cumsum(np.where(trains, made, 0))])
-    sizes = sorted(int(size) for size in np.diff(sums[[0, *ends]]))
+    in_order = [int(size) for size in np.diff(sums[[0, *ends]])]
+    if len(in_order) > _LEAST_STEPS and min(in_order[1:]) > max(in_order[1:]) * (1 - _SAME):
+        return None  # the first one has more: what came before the training, such as a forward that shows its output
+    sizes = sorted(in_order)
     if (
         len(sizes) < _LEAST_STEPS
         or not sizes[-1]

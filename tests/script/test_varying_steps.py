@@ -31,6 +31,13 @@ def test_larger_batches_are_not_seen_where_no_two_steps_are_as_large(tmp_path: P
     assert bool(larger) is differ
 
 
+def test_a_forward_before_the_training_is_no_larger_step(tmp_path: Path) -> None:
+    text = SCRIPT.format(rows="1000").replace("for step", "print(net(torch.ones(300, 64).cuda()).shape)\nfor step", 1)
+    outcome = trace_here(tmp_path, text)
+    assert outcome.windows == 6
+    assert not [line for line in outcome.not_seen if "larger batches" in line]
+
+
 ACCUMULATED = """
 import torch
 net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64)).cuda()
