@@ -193,3 +193,20 @@ def test_operators_without_kernels_for_meta_tensors_have_the_shapes_of_a_real_ru
     real = _gradient(name, "cpu")
     with enter() as virtual:
         assert _gradient(name, virtual.device) == real
+
+
+def _windows(device):
+    """Bytes of the storages of windows, and of what is folded of them, as forwards and backwards make them."""
+    x = torch.ones(2, 3, 8, 8, device=device, requires_grad=True)
+    windows = torch.nn.functional.unfold(x, 3, stride=2)
+    few = torch.nn.functional.unfold(x, 2, stride=4)
+    folded = torch.nn.functional.fold(windows, (8, 8), 3, stride=2)
+    gradients = torch.autograd.grad(folded.square().sum() + few.square().sum(), [windows, few, x])
+    return [tensor.untyped_storage().nbytes() for tensor in (windows, few, folded, *gradients)]
+
+
+@pytest.mark.parametrize("enter", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_folds_keep_the_storage_that_they_are_made_in(enter):
+    real = _windows("cpu")
+    with enter() as virtual:
+        assert _windows(virtual.device) == real

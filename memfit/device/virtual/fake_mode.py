@@ -115,6 +115,9 @@ _LOSSES_OF_FULL_SIZE = frozenset(
 )  # fmt: skip
 """Losses whose kernels write every element into the output, reduce them and resize the output to a scalar, which frees
 nothing (aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu)."""
+_MADE_LIKE_INPUT = frozenset({_aten.col2im.default, _aten.im2col.default})
+"""Operators of ``fold`` and ``unfold``: the output is made of the input's size and resized. A smaller one frees nothing
+(Col2Im.cpp and Im2Col.cpp in aten/src/ATen/native, and those of its folder cuda)."""
 
 
 class VirtualMode(FakeTensorMode):
@@ -230,7 +233,9 @@ class VirtualMode(FakeTensorMode):
             device = tensors[0].fake_device
             result = tree_map(lambda value: self.new(value, device) if type(value) is Tensor else value, result)
         if func in _LOSSES_OF_FULL_SIZE and result.dim() == 0:
-            return self._of_full_size(result, args)
+            return self._within(torch.broadcast_shapes(args[0].shape, args[1].shape), result)
+        if func in _MADE_LIKE_INPUT and result.numel() < args[0].numel():
+            return self._within(args[0].shape, result)
         return result
 
     def _by_its_own_shapes(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -264,12 +269,11 @@ class VirtualMode(FakeTensorMode):
             wide = torch.empty(classes.shape, dtype=torch.int64, device=_META)
         return (*args[:position], self.new(wide, classes.fake_device), *args[position + 1 :])
 
-    def _of_full_size(self, loss: FakeTensor, args: Any) -> FakeTensor:
-        """A loss that is reduced within the storage of its elements: they stay allocated as long as the loss does."""
+    def _within(self, shape: torch.Size, result: FakeTensor) -> FakeTensor:
+        """A result within a storage of more elements, those of ``shape``: they stay allocated as long as it does."""
         with DisableTorchDispatch():
-            elements = torch.broadcast_shapes(args[0].shape, args[1].shape)
-            storage = torch.empty(elements, dtype=loss.dtype, device=_META)
-            return self.new(storage.as_strided((), ()), loss.fake_device)
+            storage = torch.empty(shape, dtype=result.dtype, device=_META)
+            return self.new(storage.as_strided(result.shape, result.stride()), result.fake_device)
 
     def remembered(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Remembered | None]:
         """What an operator gives that was run before, without another dispatch; else NOT_HANDLED.

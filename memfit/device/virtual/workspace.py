@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ CUBLAS_OPERATORS = frozenset(
 TAKING = CUBLAS_OPERATORS | COPYING | {
     _aten._scaled_dot_product_flash_attention.default, _aten._scaled_dot_product_flash_attention_backward.default,
     _aten._scaled_dot_product_efficient_attention_backward.default, _aten._sample_dirichlet.default,
+    _aten.im2col.default,
 }  # fmt: skip
 """Every operator that may take memory inside of itself."""
 
@@ -138,6 +140,18 @@ def moments(func: Any, args: Any) -> int:
     return max(1, sum(args[10][:2])) if func is _aten.convolution_backward.default else 1
 
 
+def unfold_scratch(
+    x: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> int:  # fmt: skip
+    """Bytes of the output as it is made, of the size of x (B, C, H, W), where it is resized to more than that."""
+    windows = [
+        (size + 2 * pad - step * (width - 1) - 1) // jump + 1
+        for size, width, step, pad, jump in zip(x.shape[-2:], kernel, dilation, padding, stride, strict=True)
+    ]
+    is_more = math.prod(kernel) * math.prod(windows) > math.prod(x.shape[-2:])
+    return x.numel() * x.itemsize if is_more else 0
+
+
 def scratch(card: CardRules, func: Any, args: Any) -> tuple[int, ...]:
     """Bytes that an operator takes besides its outputs, one moment after another: each is freed before the next.
 
@@ -152,6 +166,8 @@ def scratch(card: CardRules, func: Any, args: Any) -> tuple[int, ...]:
         nbytes = efficient_backward_scratch(args[1], args[3])
     elif func is _aten._sample_dirichlet.default:  # the sums of gammas that divide them, in cuda/Distributions.cpp
         nbytes = math.prod(args[0].shape[:-1]) * args[0].itemsize
+    elif func is _aten.im2col.default:
+        nbytes = unfold_scratch(*args)
     else:
         nbytes = copies(func, args)
     return (nbytes,) * moments(func, args) if nbytes else ()
