@@ -13,6 +13,7 @@ from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.fake_group import fake_world
 from memfit.device.virtual.virtual_device import virtual_cpu, virtual_gpu
+from memfit.errors import InputError
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.cuda.amp:FutureWarning")
@@ -163,6 +164,21 @@ def test_the_card_is_asked():
             assert torch.cuda.current_device() == 0
         assert torch.cuda.Event(enable_timing=True).query()
     assert not torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(
+    ("capability", "threads", "shared"),
+    [((7, 5), 1024, 64), ((8, 0), 2048, 164), ((8, 9), 1536, 100), ((9, 0), 2048, 228), ((12, 0), 1536, 100)],
+)
+def test_what_is_known_of_a_card_is_answered_and_the_rest_is_missing(capability, threads, shared):
+    with virtual_gpu(CardRules(compute_capability=capability)):
+        properties = torch.cuda.get_device_properties(0)
+    assert properties.max_threads_per_multi_processor == threads
+    assert properties.shared_memory_per_multiprocessor == shared * 1024
+    assert (properties.is_integrated, properties.is_multi_gpu_board) == (0, 0)
+    assert getattr(properties, "L2_cache_size", None) is None
+    with pytest.raises(InputError, match=r"get_device_properties\(\).L2_cache_size: not known without the card"):
+        print(properties.L2_cache_size)
 
 
 def test_empty_cache_is_told(gpu):

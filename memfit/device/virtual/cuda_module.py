@@ -13,11 +13,17 @@ import torch.cuda.memory
 import torch.cuda.nvtx
 import torch.cuda.random
 
-from memfit.device.hardware.shared_memory import WITHOUT_OPT_IN, shared_memory_bytes
+from memfit.device.hardware.shared_memory import (
+    WITHOUT_OPT_IN,
+    shared_memory_bytes,
+    shared_memory_of_multiprocessor,
+    threads_per_multiprocessor,
+)
 from memfit.device.virtual import backend
 from memfit.device.virtual.backend import Event, Stream
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.default_tensor_type import LEGACY_DTYPES, legacy_constructor
+from memfit.errors import InputError
 from memfit.torch_compat import c_bindings
 from memfit.torch_compat.attributes import RAW_STREAM
 
@@ -33,13 +39,29 @@ def _context(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[Non
     return contextlib.nullcontext()
 
 
-def _properties(card: CardRules) -> SimpleNamespace:
+class UnknownPropertyError(InputError, AttributeError):
+    """A property that is not known of a card without it: missing, as for ``hasattr``."""
+
+
+class _Properties(SimpleNamespace):
+    """The properties of a card that are known without it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnknownPropertyError(
+            f"torch.cuda.get_device_properties().{name}", "not known without the card", "write its number instead"
+        )
+
+
+def _properties(card: CardRules) -> _Properties:
     """What get_device_properties answers; read only when a job asks, so that a trace knows what it depends on."""
-    major, minor = card.compute_capability
-    return SimpleNamespace(
+    capability = major, minor = card.compute_capability
+    return _Properties(
         name=card.name, major=major, minor=minor, total_memory=card.memory_bytes,
         multi_processor_count=card.multiprocessors, warp_size=32, shared_memory_per_block=WITHOUT_OPT_IN,
-        shared_memory_per_block_optin=shared_memory_bytes(card.compute_capability), regs_per_multiprocessor=65536,
+        shared_memory_per_block_optin=shared_memory_bytes(capability), regs_per_multiprocessor=65536,
+        shared_memory_per_multiprocessor=shared_memory_of_multiprocessor(capability),
+        max_threads_per_multi_processor=threads_per_multiprocessor(capability), max_threads_per_block=1024,
+        is_integrated=0, is_multi_gpu_board=0,
     )  # fmt: skip
 
 
