@@ -86,7 +86,7 @@ def show_predictions(predictions: Sequence[Prediction], console: Console | None 
         table.add_column(name, justify="left" if name in ("device", "fits", "peak") else "right", no_wrap=True)
     for prediction in predictions:
         footprint, spare = prediction.footprint, prediction.footprint.headroom_bytes
-        need = footprint.phases[footprint.limiting_phase].process_bytes
+        need = largest_process(footprint).process_bytes
         table.add_row(
             prediction.device.key, footprint.verdict, format_size(need),
             format_size(prediction.device.usable_bytes or 0), f"{'-' if spare < 0 else ''}{format_size(abs(spare))}",

@@ -8,7 +8,7 @@ from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.plan import Plan
 from memfit.planner.predict import Prediction, predict
-from memfit.show.footprint_table import of_sizes, phase_name, place_name
+from memfit.show.footprint_table import largest_process, of_sizes, phase_name, place_name
 from memfit.show.page import Section, Table
 from memfit.sizes import format_size
 
@@ -37,7 +37,7 @@ def untouched_section(job: Job, plan: Plan, planned: Prediction) -> list[Section
 
 def _without_plan(footprint: Footprint, plan: Plan) -> str:
     own = "With the job's own choices and the same micro-batches, "
-    peak, limit = footprint.phases[footprint.limiting_phase].process_bytes, plan.budget_bytes
+    peak, limit = largest_process(footprint).process_bytes, plan.budget_bytes
     if footprint.failed_request is None:
         return f"{own}the peak is {of_sizes(peak, limit)}, in {phase_name(footprint.limiting_phase)}."
     failed = footprint.failed_request

@@ -1,10 +1,15 @@
 """The verdict in one line: what is to spare and what is needed add up to the card."""
 
 from dataclasses import replace
+from io import StringIO
+from types import SimpleNamespace
+
+from rich.console import Console
 
 from memfit.device.hardware.catalogue import find_device
 from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
-from memfit.show.footprint_table import verdict_line
+from memfit.job import Shape
+from memfit.show.footprint_table import show_predictions, verdict_line
 
 GIB = 1 << 30
 
@@ -26,6 +31,23 @@ def test_the_verdict_counts_the_largest_process_where_a_later_phase_inherits_a_l
     )  # fmt: skip
     line = verdict_line(footprint, card)
     assert line == "Fits on RTX 4090 with 9.00 GiB to spare (peak: training, 11.00 of 20.00 GiB)."
+
+
+def test_the_row_of_each_of_several_cards_counts_the_largest_process_too():
+    card = replace(find_device("rtx4090"), usable_bytes=20 * GIB)
+    footprint = Footprint(
+        phases={"train": phase(10 * GIB), "validate": phase(11 * GIB)}, fits=True, verdict="yes",
+        limiting_phase="train", headroom_bytes=9 * GIB, failed_request=None, net_kind="", measured_runs=None,
+        plan_searches=0, assumed=(),
+    )  # fmt: skip
+    prediction = SimpleNamespace(  # what a table reads of a prediction
+        footprint=footprint, device=card, job="job", micro_batch=1, unit="samples", shape=Shape(items=1)
+    )  # fmt: skip
+    console = Console(file=StringIO(), width=120)
+    show_predictions([prediction], console)
+    assert console.file.getvalue().splitlines()[-1].split() == (
+        ["rtx4090", "yes", "11.00", "GiB", "20.00", "GiB", "9.00", "GiB", "training"]
+    )
 
 
 def test_the_verdict_names_the_building_of_the_nets_where_setup_does_not_fit():
