@@ -26,6 +26,7 @@ from memfit.device.hardware.catalogue import Device
 from memfit.device.virtual import redirect
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import card_rules, recorded_facts
+from memfit.device.virtual.cuda_module import ACCELERATOR, accelerator_memory
 from memfit.device.virtual.hybrid_mode import HybridMode, fake_parameters
 from memfit.device.virtual.library_patches import as_in_a_real_run
 from memfit.device.virtual.patching import replaced
@@ -191,6 +192,8 @@ def _enter(stack: ExitStack, running: Running) -> None:
         answers = tracer.live.answers()
         stack.enter_context(replaced(torch.cuda, **answers))
         stack.enter_context(replaced(torch.cuda.memory, **answers))
+        for module in ACCELERATOR:
+            stack.enter_context(replaced(module, **accelerator_memory(answers)))
     else:
         stack.enter_context(replaced(FakeTensor, __format__=_formatted, numpy=_as_array(tracer.mode)))
     stack.enter_context(replaced(FakeTensor, __repr__=_printed))

@@ -1,7 +1,8 @@
-"""Integers that only data can answer: which of them decide sizes, found by another trace with another answer.
+"""Integers that only a run can answer: which of them decide sizes, found by another trace with another answer.
 
-A trace answers 0 for an integer that it does not know (a length), and 1 for a count of hits. Where the same step,
-answered one more, makes the same events of the same bytes, the integer is no size, and nothing need be said of it.
+A trace answers 0 for an integer that it does not know (a length), 1 for a count of hits, and of the card's memory that
+it is empty. Where the same step, answered one more and that the card is full, makes the same events of the same bytes,
+no integer is a size, and nothing need be said of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from memfit.device.virtual.assumptions import DOUBT, unknown_integers
+from memfit.device.virtual.assumptions import DOUBT, MEMORY_DOUBT, unknown_integers
 from memfit.events import Trace
 
 _decides: dict[tuple[type, str], bool] = {}
@@ -25,7 +26,7 @@ def without_other_numbers(trace: Trace, job: type, again: Callable[[], Trace]) -
         job: the job's class.
         again: traces the same once more.
     """
-    doubts = [line for line in trace.assumed if line.endswith(DOUBT)]
+    doubts = [line for line in trace.assumed if line.endswith((DOUBT, MEMORY_DOUBT))]
     if any((job, line) not in _decides for line in doubts):
         differs = _differs(trace, again)
         _decides.update({(job, line): differs for line in doubts})

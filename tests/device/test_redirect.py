@@ -9,6 +9,7 @@ from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
+from memfit.device.virtual.assumptions import MEMORY_DOUBT, unknown_integers
 from memfit.device.virtual.backend import NAME
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.fake_group import fake_world
@@ -167,6 +168,28 @@ def test_the_card_is_asked():
 
 
 @pytest.mark.parametrize(
+    "ask",
+    [
+        "memory_allocated", "max_memory_reserved", "mem_get_info", "memory_stats", "memory_cached",
+        "memory_snapshot", "accelerator.memory_allocated", "accelerator.get_memory_info", "accelerator.memory_stats",
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*has been renamed:FutureWarning")
+def test_what_lies_on_the_card_is_answered_as_on_an_empty_one_which_is_said(gpu, ask):
+    module, name = (torch.accelerator, ask[12:]) if ask.startswith("accelerator.") else (torch.cuda, ask)
+    torch.ones(1000, device="cuda")
+    assert gpu.assumptions.of_sizes() == ()
+    answer = getattr(module, name)()
+    (line,) = gpu.assumptions.of_sizes()
+    assert line.startswith(f"{__file__}:")
+    assert line.endswith(f"() was answered as on an empty card; {MEMORY_DOUBT}")
+    assert not answer or answer[0] == answer[1]
+    with unknown_integers(1):
+        full = getattr(module, name)()
+    assert ask == "memory_snapshot" or "stats" in ask or full != answer
+
+
+@pytest.mark.parametrize(
     ("capability", "threads", "shared"),
     [((7, 5), 1024, 64), ((8, 0), 2048, 164), ((8, 9), 1536, 100), ((9, 0), 2048, 228), ((12, 0), 1536, 100)],
 )
@@ -186,7 +209,8 @@ def test_empty_cache_is_told(gpu):
     gpu.on_empty_cache.append(lambda: calls.append(1))
     torch.cuda.empty_cache()
     torch.cuda.memory.empty_cache()
-    assert calls == [1, 1]
+    torch.accelerator.empty_cache()
+    assert calls == [1, 1, 1]
 
 
 def test_numpy_has_the_shape(gpu):

@@ -146,6 +146,8 @@ def test_memory_stats_have_the_names_of_the_real_ones(tmp_path: Path) -> None:
         "assert stats['segment.all.current'] == stats['segment.small_pool.current'] == 1\n"
         "assert stats['active.all.current'] == nested['active']['all']['current'] == 2\n"
         "assert nested['allocated_bytes']['all']['peak'] == torch.cuda.max_memory_allocated()\n"
+        "assert torch.accelerator.memory_reserved() == torch.cuda.memory_reserved() > 0\n"
+        "assert torch.accelerator.get_memory_info() == torch.cuda.mem_get_info()\n"
         "for step in range(3):\n"
         f"    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}",
     )

@@ -109,3 +109,23 @@ def test_the_rows_of_one_value_alone_may_be_all():
 
     (result,) = predict(Single(), "single", Shape(items=6), find_device("rtx4090")).footprint.assumed
     assert "index by a mask was taken to find all 6; a run needs less" in result
+
+
+def test_memory_that_code_asks_for_is_told_where_it_decides_sizes_alone():
+    class Logs(Mixture):
+        def loss(self, nets, batch):
+            out = nets["net"].gate(batch)
+            self.used = torch.cuda.memory_allocated() / 2**20
+            return out.square().sum(), out.numel()
+
+    class Pieces(Mixture):
+        def loss(self, nets, batch):
+            free, total = torch.cuda.mem_get_info()  # asks the card
+            pieces = batch.split(len(batch) if free > total // 2 else 1)
+            out = torch.cat([nets["net"].gate(piece) for piece in pieces])
+            return out.square().sum(), out.numel()
+
+    assert predict(Logs(), "logs", Shape(items=6), find_device("rtx4090")).footprint.assumed == ()
+    (doubt,) = predict(Pieces(), "pieces", Shape(items=6), find_device("rtx4090")).footprint.assumed
+    place = f"{__file__}:{line_of('# asks the card')}"
+    assert doubt.startswith(f"{place}: mem_get_info() was answered as on an empty card; where that decides a size")

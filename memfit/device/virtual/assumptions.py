@@ -37,6 +37,9 @@ _BACKWARD = "the backward"
 DOUBT = "where that is a size, a run needs more than predicted"
 """The end of what is said of an integer that was assumed."""
 
+MEMORY_DOUBT = "where that decides a size, a run needs more or less than predicted"
+"""The end of what is said of memory that code asked for."""
+
 MOST_PER_LINE = 10_000
 """Answers that one line of a user's code may ask for within one call of a module, or outside of all: past it, it is a
 loop that waits for data. Each layer of a mixture of experts asks for each of its experts anew."""
@@ -123,6 +126,8 @@ class Assumptions:
         """How compiled code was traced: PLANNED, EAGER or both."""
         self.of_ranks: list[str] = []
         """Lines about what other ranks were taken to do, that decides sizes on this one."""
+        self._of_memory: dict[str, None] = {}
+        """Lines about code that asked what lies on the card, which is answered as if nothing did."""
         self.walks = Walks()
         """Lines that select by one value after another."""
         self.latest = ""
@@ -144,6 +149,12 @@ class Assumptions:
             if number == int(line or 0) and _is(file, name):
                 return _as_given(f"{name}:{number}", given, type(value))
         return value
+
+    def note_memory(self, function: str) -> None:
+        """Notes that code outside torch and memfit asks a function of ``torch.cuda`` what lies on the card."""
+        where, users = source_line()
+        if users:
+            self._of_memory[f"{where}: {function}() was answered as on an empty card; {MEMORY_DOUBT}"] = None
 
     def count(self, operator: str, mask: Tensor) -> int:
         """How many elements of a mask are taken for other than zero, which is noted: as many as a person gave for the
@@ -227,7 +238,13 @@ class Assumptions:
             else f"{where}: {operator} was taken to find all {count:,}; a run needs less where its data has fewer"
             for (where, operator), (count, share) in most.items()
         ]
-        return (*bounds, *doubtful, *self.of_ranks, *(_COMPILED[how] for how in sorted(self.compiled)))
+        return (
+            *bounds,
+            *doubtful,
+            *self._of_memory,
+            *self.of_ranks,
+            *(_COMPILED[how] for how in sorted(self.compiled)),
+        )
 
     def __len__(self) -> int:
         return len(self._times)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.accelerator.memory
 import torch.cuda.memory
 import torch.cuda.nvtx
 import torch.cuda.random
@@ -20,12 +21,21 @@ from memfit.device.hardware.shared_memory import (
     threads_per_multiprocessor,
 )
 from memfit.device.virtual import backend
+from memfit.device.virtual.assumptions import unknown_integer
 from memfit.device.virtual.backend import Event, Stream
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.default_tensor_type import LEGACY_DTYPES, legacy_constructor
 from memfit.errors import InputError
 from memfit.torch_compat import c_bindings
 from memfit.torch_compat.attributes import RAW_STREAM
+
+_BYTES = (
+    "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
+    "max_memory_cached",
+)  # fmt: skip
+"""Functions of torch.cuda that count bytes."""
+_FULL = 1 << 40
+"""Bytes that no card has."""
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
@@ -65,29 +75,62 @@ def _properties(card: CardRules) -> _Properties:
     )  # fmt: skip
 
 
-def stubs(card: CardRules, emptied: Callable[[], None]) -> list[tuple[Any, dict[str, Any]]]:
-    """(module, attributes to replace) for torch.cuda and its submodules."""
-    memory, random = _memory_functions(card, emptied), _random_functions()
+def stubs(
+    card: CardRules, emptied: Callable[[], None], note_memory: Callable[[str], None]
+) -> list[tuple[Any, dict[str, Any]]]:
+    """(module, attributes to replace) for torch.cuda, torch.accelerator and their submodules.
+
+    Args:
+        emptied: called for ``empty_cache``.
+        note_memory: called with the name of a function that is asked what lies on the card.
+    """
+    memory, random = _memory_functions(card, emptied, note_memory), _random_functions()
     nvtx = dict.fromkeys(("range_push", "range_pop", "mark"), _nothing) | {"range": _context}
     return [
         (torch.cuda, _device_functions(card) | memory | random),
         (torch.cuda.memory, memory),
+        *((module, accelerator_memory(memory)) for module in ACCELERATOR),
         (torch.cuda.random, random),
         (torch.cuda.nvtx, nvtx),
         (c_bindings, {RAW_STREAM: _zero}),  # absent from a CPU build; libraries look it up on import
     ]
 
 
-def _memory_functions(card: CardRules, emptied: Callable[[], None]) -> dict[str, Any]:
-    memory: dict[str, Any] = {
-        "empty_cache": emptied,
-        "mem_get_info": lambda device=None: (card.memory_bytes, card.memory_bytes),
-        "memory_stats": lambda device=None: defaultdict(int),
-        "memory_summary": lambda device=None, abbreviated=False: "",
+ACCELERATOR = (torch.accelerator, torch.accelerator.memory)
+"""Modules whose functions of memory are those of torch.cuda."""
+_ACCELERATOR_NAMES = {"get_memory_info": "mem_get_info"}
+
+
+def accelerator_memory(memory: Mapping[str, Any]) -> dict[str, Any]:
+    """What replaces functions of ``torch.accelerator``, from what replaces those of ``torch.cuda``."""
+    names = [name for name in vars(torch.accelerator.memory) if callable(getattr(torch.accelerator.memory, name))]
+    cuda = {name: _ACCELERATOR_NAMES.get(name, name) for name in names}
+    return {name: memory[instead] for name, instead in cuda.items() if instead in memory}
+
+
+def _memory_functions(
+    card: CardRules, emptied: Callable[[], None], note_memory: Callable[[str], None]
+) -> dict[str, Any]:
+    """What lies on the card is answered as on an empty one; as on a full one, where unknown integers are not 0."""
+
+    def taken() -> int:
+        return _FULL if unknown_integer() else 0
+
+    def answered(name: str, answer: Callable[[], Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            note_memory(name)
+            return answer()
+
+        return call
+
+    answers: dict[str, Callable[[], Any]] = {
+        "mem_get_info": lambda: (max(card.memory_bytes - taken(), 0), card.memory_bytes),
+        "memory_stats": lambda: defaultdict(taken),
+        "memory_snapshot": list,
+        **dict.fromkeys(_BYTES, taken),
     }
-    memory |= dict.fromkeys(
-        ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), _zero
-    )
+    memory: dict[str, Any] = {name: answered(name, answer) for name, answer in answers.items()}
+    memory |= {"empty_cache": emptied, "memory_summary": lambda device=None, abbreviated=False: ""}
     memory |= dict.fromkeys(
         ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
          "reset_max_memory_cached", "set_per_process_memory_fraction", "_record_memory_history", "_dump_snapshot"),

@@ -267,10 +267,11 @@ def default_device_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
+def says_cuda(card: CardRules, emptied: Callable[[], None], note_memory: Callable[[str], None]) -> Iterator[None]:
     """Devices, autocast, GradScaler, generators and the queries of ``torch.cuda`` go to the virtual GPU.
 
-    ``torch.save`` writes nothing. ``emptied`` is called for ``torch.cuda.empty_cache``.
+    ``torch.save`` writes nothing. ``emptied`` and ``note_memory`` are as of
+    ``memfit.device.virtual.cuda_module.stubs``.
     """
     legacy = {
         "get_autocast_gpu_dtype": lambda: torch.get_autocast_dtype(NAME),
@@ -292,7 +293,7 @@ def says_cuda(card: CardRules, emptied: Callable[[], None]) -> Iterator[None]:
         # nn.TransformerEncoderLayer and nn.MultiheadAttention ask it before they take their fused kernels
         asked = without_newest_mode(torch.overrides.has_torch_function)
         stack.enter_context(replaced(torch.overrides, has_torch_function=asked))
-        for module, attributes in stubs(card, emptied):
+        for module, attributes in stubs(card, emptied, note_memory):
             stack.enter_context(replaced(module, **attributes))
         set_default = torch.set_default_device
         redirecting = {"set_default_device": lambda device: set_default(redirected(device))}

@@ -279,6 +279,6 @@ def virtual_gpu(card: CardRules, mode: type[VirtualMode] = VirtualMode) -> Itera
         stack.enter_context(cuda_kernels())
         stack.enter_context(cuda_attention(card))
         stack.enter_context(virtual.mode)
-        stack.enter_context(says_cuda(card, emptied))
+        stack.enter_context(says_cuda(card, emptied, virtual.assumptions.note_memory))
         stack.enter_context(wrappers_on_the_card())
         yield virtual
