@@ -4,13 +4,14 @@ python -m pytest tests/train/test_outcome.py
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from memfit.errors import Exit
 from memfit.train.launch.outcome import SPARE, Outcome, read_outcome, say, spare_folder, write_outcome
-from memfit.train.launch.torchrun import _code_of
+from memfit.train.launch.torchrun import _code_of, torchrun
 from memfit.train.launch.watchdog import remove_temporary_stacks
 from memfit.train.run_folder import RunFolder
 
@@ -90,3 +91,17 @@ def test_the_crash_of_a_rank_is_named(tmp_path, capsys):
     assert capsys.readouterr().err == (
         f"memfit: ranks were killed by signal 11, {called} (stacks: {crash}) too often; go on with --resume\n"
     )
+
+
+def test_a_signal_after_a_launch_is_handled_as_before_it(tmp_path, monkeypatch):
+    """torchrun's own handlers raise an error that memfit would print as a fault of its own."""
+
+    def run(_) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, lambda *_: None)
+
+    monkeypatch.setattr("torch.distributed.run.run", run)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = [signal.getsignal(number) for number in numbers]
+    assert torchrun(2, "module", [], tmp_path) == Exit.DONE
+    assert [signal.getsignal(number) for number in numbers] == before

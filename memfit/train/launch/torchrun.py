@@ -11,7 +11,8 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,19 @@ SHUTDOWN_SECONDS = 9
 def restarts(plan: Plan) -> int:
     """Starts after the first: of sharded ranks one more for each time that a micro-batch or validation is halved."""
     return MAX_RESTARTS + (0 if plan.engine in WHOLE_STATE else 2 * plan.micro_batch.bit_length())
+
+
+@contextmanager
+def _handlers_restored() -> Iterator[None]:
+    """torchrun replaces this process's handlers of signals for good; behind this context those before stand again."""
+    numbers = {*SIGNALS, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 def torchrun(
@@ -90,7 +104,8 @@ def torchrun(
     for name, value in optional.items():
         options += [name, value] if name in known else []  # not in every version of torch
     try:
-        run(parser.parse_args([*options, "-m", module, *arguments]))
+        with _handlers_restored():
+            run(parser.parse_args([*options, "-m", module, *arguments]))
     except ChildFailedError as error:
         code = _code_of(folder, [failure.exitcode for failure in error.failures.values()], resumable)
     except SignalException:
