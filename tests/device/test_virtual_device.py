@@ -172,3 +172,19 @@ def test_views_of_ordinary_tensors_in_inference_mode(enter):
         assert not any(view.is_inference() for view in views)
         assert all(tensor.is_inference() for tensor in made)
         assert all(view.untyped_storage()._cdata == x.untyped_storage()._cdata for view in views)
+
+
+@pytest.mark.parametrize("virtual", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
+def test_what_a_job_chooses_for_all_of_torch_ends_with_its_trace(virtual):
+    """The next job of ``memfit compare``, or the next setting, begins as in a process of its own."""
+    with virtual():
+        torch.set_default_dtype(torch.float64)
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        assert torch.zeros(1).dtype is torch.float64
+    assert torch.zeros(1).dtype is torch.float32
+    assert torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()

@@ -150,15 +150,28 @@ def _swapped(swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
 
 
 @contextlib.contextmanager
-def _cudnn_flags_kept() -> Iterator[None]:
-    """A context that restores cuDNN's flags (``benchmark``, say), which code inside may set."""
+def _torch_choices_kept() -> Iterator[None]:
+    """A context that restores what code inside may choose for all of torch: cuDNN's flags (``benchmark``, say), kernels
+    of attention, the default type of floating point numbers, and deterministic algorithms."""
     cudnn: Any = torch.backends.cudnn
     before = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")}
+    cuda = torch.backends.cuda
+    attention = {
+        cuda.enable_flash_sdp: cuda.flash_sdp_enabled(), cuda.enable_math_sdp: cuda.math_sdp_enabled(),
+        cuda.enable_mem_efficient_sdp: cuda.mem_efficient_sdp_enabled(),
+        cuda.enable_cudnn_sdp: cuda.cudnn_sdp_enabled(),
+    }  # fmt: skip
+    default_type, debug_mode = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
     try:
         yield
     finally:
         for name, value in before.items():
             setattr(cudnn, name, value)
+        for enable, was_enabled in attention.items():
+            enable(was_enabled)
+        torch.set_default_dtype(default_type)
+        if torch.get_deterministic_debug_mode() != debug_mode:  # to set it imports inductor
+            torch.set_deterministic_debug_mode(debug_mode)
 
 
 @contextlib.contextmanager
@@ -176,7 +189,7 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         replaced(FakeTensor, __deepcopy__=_copied, item=_the_one_item),
         replaced(GradScaler, **{MAYBE_STEP: _step_without_looking}),
         default_device_kept(),
-        _cudnn_flags_kept(),
+        _torch_choices_kept(),
         without_weights(),
         missing_shapes(),
         tensor_classes_kept(),
