@@ -1,5 +1,7 @@
 """Code written for cuda, run unchanged."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -352,3 +354,20 @@ def test_packages_whose_names_begin_with_torch_see_cuda(gpu):
     for folder, kind in ((f"{inside}vision", "cuda"), (str(inside), NAME), (str(inside.parent / "timm"), "cuda")):
         seen = eval(compile("x.device.type", f"{folder}/ops.py", "eval"), {"x": x})
         assert seen == kind
+
+
+OLD = """
+import sys, torch
+for name in vars(torch.accelerator.memory):
+    if not name.startswith("__") and hasattr(torch.accelerator, name):
+        delattr(torch.accelerator, name)
+del torch.accelerator.memory
+sys.modules["torch.accelerator.memory"] = None
+from memfit.device.virtual.cuda_module import ACCELERATOR, accelerator_memory
+assert ACCELERATOR == (torch.accelerator,)
+assert accelerator_memory({"memory_allocated": int}) == {}
+"""
+
+
+def test_an_accelerator_without_functions_of_memory_as_before_torch_2_9_simulated():
+    subprocess.run([sys.executable, "-c", OLD], check=True, timeout=120)

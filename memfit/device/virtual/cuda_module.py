@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.accelerator.memory
 import torch.cuda.memory
 import torch.cuda.nvtx
 import torch.cuda.random
@@ -96,16 +95,17 @@ def stubs(
     ]
 
 
-ACCELERATOR = (torch.accelerator, torch.accelerator.memory)
-"""Modules whose functions of memory are those of torch.cuda."""
+with contextlib.suppress(ImportError):
+    import torch.accelerator.memory
+ACCELERATOR = (torch.accelerator, *filter(None, [getattr(torch.accelerator, "memory", None)]))
+"""Modules whose functions of memory are those of torch.cuda; before torch 2.9, they have none."""
 _ACCELERATOR_NAMES = {"get_memory_info": "mem_get_info"}
 
 
 def accelerator_memory(memory: Mapping[str, Any]) -> dict[str, Any]:
     """What replaces functions of ``torch.accelerator``, from what replaces those of ``torch.cuda``."""
-    names = [name for name in vars(torch.accelerator.memory) if callable(getattr(torch.accelerator.memory, name))]
-    cuda = {name: _ACCELERATOR_NAMES.get(name, name) for name in names}
-    return {name: memory[instead] for name, instead in cuda.items() if instead in memory}
+    cuda = {name: name for name in memory} | _ACCELERATOR_NAMES
+    return {name: memory[instead] for name, instead in cuda.items() if hasattr(ACCELERATOR[-1], name)}
 
 
 def _memory_functions(
