@@ -130,8 +130,7 @@ def test_a_checkpoint_that_was_saved_on_a_card_comes_back_there(tmp_path: Path) 
         NET + "assert torch.load('net.pt')['weight'].is_cuda\n"
         "assert not torch.load('net.pt', map_location='cpu')['weight'].is_cuda\n"
         "kept = torch.load('net.pt')\n"
-        "for step in range(3):\n"
-        f"    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}",
+        f"for step in range(3):\n    loss = net(torch.ones(4, 256).cuda()).sum(); {STEP}",
     )
     assert outcome.error is None, outcome.error.text
     assert outcome.footprint is not None

@@ -22,26 +22,23 @@ def phase(process: int) -> PhaseFootprint:
     )  # fmt: skip
 
 
+INHERITED = Footprint(
+    phases={"train": phase(10 * GIB), "validate": phase(11 * GIB)}, fits=True, verdict="yes", limiting_phase="train",
+    headroom_bytes=9 * GIB, failed_request=None, net_kind="", measured_runs=None, plan_searches=0, assumed=(),
+)  # fmt: skip
+"""Validation inherits the cache of training, and takes more."""
+
+
 def test_the_verdict_counts_the_largest_process_where_a_later_phase_inherits_a_larger_cache():
     card = replace(find_device("rtx4090"), usable_bytes=20 * GIB)
-    footprint = Footprint(
-        phases={"train": phase(10 * GIB), "validate": phase(11 * GIB)}, fits=True, verdict="yes",
-        limiting_phase="train", headroom_bytes=9 * GIB, failed_request=None, net_kind="", measured_runs=None,
-        plan_searches=0, assumed=(),
-    )  # fmt: skip
-    line = verdict_line(footprint, card)
+    line = verdict_line(INHERITED, card)
     assert line == "Fits on RTX 4090 with 9.00 GiB to spare (peak: training, 11.00 of 20.00 GiB)."
 
 
 def test_the_row_of_each_of_several_cards_counts_the_largest_process_too():
     card = replace(find_device("rtx4090"), usable_bytes=20 * GIB)
-    footprint = Footprint(
-        phases={"train": phase(10 * GIB), "validate": phase(11 * GIB)}, fits=True, verdict="yes",
-        limiting_phase="train", headroom_bytes=9 * GIB, failed_request=None, net_kind="", measured_runs=None,
-        plan_searches=0, assumed=(),
-    )  # fmt: skip
     prediction = SimpleNamespace(  # what a table reads of a prediction
-        footprint=footprint, device=card, job="job", micro_batch=1, unit="samples", shape=Shape(items=1)
+        footprint=INHERITED, device=card, job="job", micro_batch=1, unit="samples", shape=Shape(items=1)
     )  # fmt: skip
     console = Console(file=StringIO(), width=120)
     show_predictions([prediction], console)
