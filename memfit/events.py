@@ -81,6 +81,8 @@ class Trace:
     """(name, first event, past the last event), in order: ``setup``, ``train`` a window, ``validate``, ``save``."""
     card_calls: tuple[str, ...] = ()
     """What calls take scratch that depends on the card, as of ``memfit.trace.card_calls``; an empty one: none."""
+    is_workspace_configured: bool = False
+    """Whether CUBLAS_WORKSPACE_CONFIG gave cuBLAS's workspaces their bytes, which are then the same on every card."""
     net_kind: str = ""
     """Family and precision of the nets, see ``memfit.trace.net_kind``; empty where it is not known."""
     assumed: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from memfit.planner.predict import NetSize, Prediction
 from memfit.show.trace_check import check_fields, check_trace
 
 VERSION = 3
-_TABLES = ("names", "modules", "parts", "phases", "net_kind", "assumed")
+_TABLES = ("names", "modules", "parts", "phases", "is_workspace_configured", "net_kind", "assumed")
 _LEFT_OUT = ("tensor_parallel", "fixed_validation", "operator_card_call", "card_calls")
 """The first is of the footprint; the others only matter to a later trace, or to another card."""
 
@@ -90,7 +90,10 @@ def _prediction(metadata: dict[str, Any], columns: dict[str, Any]) -> Prediction
     cut = metadata["footprint"].get("tensor_parallel")
     cut = cut and CutParameters(parameters=int(cut["parameters"]), cut=int(cut["cut"]))
     metadata["footprint"]["tensor_parallel"] = cut
-    trace = Trace(**columns, phases=phases, net_kind=metadata.pop("net_kind"), tensor_parallel=cut)
+    trace = Trace(
+        **columns, phases=phases, net_kind=metadata.pop("net_kind"), tensor_parallel=cut,
+        is_workspace_configured=bool(metadata.pop("is_workspace_configured", False)),
+    )  # fmt: skip
     return Prediction(
         **metadata
         | {

@@ -53,6 +53,10 @@ class CallMemory:
         """Passes of convolutions for which cuDNN has searched its plans."""
         self.cublas_threads: frozenset[bool] = frozenset()
         """The threads that have a cuBLAS workspace: the forward's (False), the backward's (True)."""
+        self.workspace_bytes: int | None = None
+        """Bytes of a cuBLAS workspace, which the first one decides, as in PyTorch; None before it."""
+        self.is_workspace_configured = False
+        """As ``Trace.is_workspace_configured``."""
         self.card_calls: dict[int, CardCall] = {}
         """By operator, the calls whose scratch depends on the card."""
 
@@ -92,8 +96,10 @@ class CallMemory:
         row = record.last_row
         if func in workspace.CUBLAS_OPERATORS and (thread := node is not None) not in self.cublas_threads:
             self.cublas_threads |= {thread}
-            nbytes = workspace.cublas_workspace(self._rules)
-            record.event(ALLOCATE, record.new_storage(nbytes, "workspace", row))
+            if self.workspace_bytes is None:
+                self.workspace_bytes = workspace.cublas_workspace(self._rules)
+                self.is_workspace_configured = workspace.configured_workspace() is not None
+            record.event(ALLOCATE, record.new_storage(self.workspace_bytes, "workspace", row))
         if not kind.searches:
             workspaces = self._scratch(func, args, row)
             self._note_moment(row)

@@ -26,6 +26,7 @@ def as_trace(tracer: Tracer) -> Trace:
         operator=np.array(tracer.operator[events], np.int32),
         modules=tuple(tracer.modules),
         phases=tuple(tracer.phases),
+        is_workspace_configured=tracer.call_memory.is_workspace_configured,
         net_kind=tracer.kind_of_net(),
         assumed=tracer.virtual.assumptions.of_sizes(),
         tensor_parallel=tracer.tensor_parallel,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +12,12 @@ from memfit.events import CATEGORIES, FREE, Trace
 
 def with_workspaces_of(trace: Trace, device: Device) -> Trace:
     """The trace of another card with this one's workspaces. Those whose bytes are no card's stay as they are, and all
-    where CUBLAS_WORKSPACE_CONFIG sets them.
+    where CUBLAS_WORKSPACE_CONFIG set them.
 
     A workspace is never freed: what an operator takes within itself is freed at once.
     """
     nbytes = device.cublas_workspace_bytes
-    if nbytes is None or os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
+    if nbytes is None or trace.is_workspace_configured:
         return trace
     is_workspace = trace.category == CATEGORIES.index("workspace")
     is_workspace &= np.isin(trace.nbytes, (CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_LARGE))

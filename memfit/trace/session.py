@@ -206,6 +206,7 @@ class Session:
             ),
             modules=tuple(tracer.modules),
             phases=(("train", 0, before + len(storages)),),
+            is_workspace_configured=tracer.call_memory.is_workspace_configured,
         )
         shifted = [
             (position - first + before, max(owner - row, 0), key)

@@ -1,6 +1,8 @@
 import contextlib
 import copy
 import gc
+import importlib
+import os
 import sys
 
 import pytest
@@ -188,3 +190,20 @@ def test_what_a_job_chooses_for_all_of_torch_ends_with_its_trace(virtual):
     assert torch.backends.cuda.cudnn_sdp_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_variables_that_a_job_sets_end_with_its_trace(monkeypatch, tmp_path):
+    """Those that a module sets at its import stay: no later trace imports it again."""
+    monkeypatch.setenv("CHANGED", "before")
+    monkeypatch.setenv("GONE", "before")
+    monkeypatch.setenv("IMPORTED", "before")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "sets_a_variable.py").write_text("import os\nos.environ['IMPORTED'] = 'inside'\n")
+    monkeypatch.delitem(sys.modules, "sets_a_variable", raising=False)
+    with virtual_gpu(CardRules()):
+        importlib.import_module("sets_a_variable")
+        os.environ.update(CHANGED="inside", ADDED="inside")
+        del os.environ["GONE"]
+        assert os.environ["CHANGED"] == os.environ["ADDED"] == "inside"
+    names = ("CHANGED", "ADDED", "GONE", "IMPORTED")
+    assert [os.environ.get(name) for name in names] == ["before", None, "before", "inside"]

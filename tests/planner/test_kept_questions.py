@@ -110,6 +110,14 @@ def test_a_variable_that_an_import_sets_does_not_hide_what_was_kept(folder):
     assert ask(folder) == (first, False)
 
 
+def test_a_workspace_that_an_import_sets_is_kept_with_the_trace(folder):
+    """``:4096:8``, which deterministic jobs set, has the bytes of a Hopper's."""
+    (folder / "job.py").write_text(f'import os\nos.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"\n{JOB}')
+    first, _ = ask(folder)
+    assert ask(folder) == (first, False)
+    assert first["phases"]["train"]["categories"]["workspace"] == 2 * (32 << 20)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content"),

@@ -1,5 +1,6 @@
 """Cards whose cuBLAS workspaces alone differ share a trace, and each has its own workspaces."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -47,6 +48,34 @@ def test_bytes_that_the_environment_sets_are_kept(monkeypatch):
     workspaces = trace.nbytes[trace.category == CATEGORIES.index("workspace")]
     assert workspaces.tolist() == [16 * 8 * 1024] * 2
     assert with_workspaces_of(trace, BLACKWELL) is trace
+
+
+def test_a_cards_bytes_that_the_environment_set_are_kept_where_it_says_so_no_more(monkeypatch):
+    """A kept trace is replayed without the job's code, which may have set the variable."""
+    with monkeypatch.context() as patch:
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the bytes of a Hopper's
+        trace = trace_question(Norms(), SHAPE, AMPERE).traces[0]
+    assert with_workspaces_of(trace, AMPERE) is with_workspaces_of(trace, BLACKWELL) is trace
+    own = trace_question(Norms(), SHAPE, AMPERE).traces[0]
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    assert differing(with_workspaces_of(own, BLACKWELL), own) == ["nbytes"]
+
+
+class SetsWorkspace(Norms):
+    """Sets what is no card's before its first product."""
+
+    def loss(self, nets, batch):
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":65536:8"
+        return super().loss(nets, batch)
+
+
+def test_what_a_job_sets_in_its_step_is_its_own(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before, sets = (predict(job, "job", SHAPE, BLACKWELL) for job in (Norms(), SetsWorkspace()))
+    after = predict(Norms(), "job", SHAPE, BLACKWELL)
+    assert after.footprint == before.footprint
+    assert sets.footprint.phases["train"].categories["workspace"] == 2 * 8 * (64 << 20)
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
 
 
 def test_bytes_that_are_no_cards_are_kept():

@@ -31,6 +31,7 @@ from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.compiled_functions import compiled_functions
 from memfit.device.virtual.cuda_kernels import COMPOSITES, FUSED_ON_CUDA, cuda_kernels
 from memfit.device.virtual.data_dependent import NOT_HANDLED, answer_operator, asks_data
+from memfit.device.virtual.environment import environment_kept
 from memfit.device.virtual.fake_mode import VirtualMode
 from memfit.device.virtual.fused_encoder import FUSED_IN_EVALUATION
 from memfit.device.virtual.patching import appended, replaced
@@ -190,6 +191,7 @@ def _fakes_pass_for_tensors() -> Iterator[None]:
         replaced(GradScaler, **{MAYBE_STEP: _step_without_looking}),
         default_device_kept(),
         _torch_choices_kept(),
+        environment_kept(),
         without_weights(),
         missing_shapes(),
         tensor_classes_kept(),

@@ -55,15 +55,19 @@ TAKING = CUBLAS_OPERATORS | COPYING | {
 def cublas_workspace(card: CardRules) -> int:
     """Bytes of the workspace of one cuBLAS handle and stream; two threads (forward, backward) have one each.
 
-    PyTorch's default: 2 x 4096 KiB + 8 x 16 KiB; 32 MiB on Hopper and Blackwell. CUBLAS_WORKSPACE_CONFIG=:KiB:COUNT…
-    overrides it, as in PyTorch. cublasLt shares it.
+    PyTorch's default: 2 x 4096 KiB + 8 x 16 KiB; 32 MiB on Hopper and Blackwell. CUBLAS_WORKSPACE_CONFIG overrides it,
+    as in PyTorch. cublasLt shares it.
 
     Traces of cards that differ in it alone are shared: see ``memfit.trace.cublas_workspaces``.
     """
+    configured = configured_workspace()
+    return cublas_workspace_bytes(plain(card).compute_capability) if configured is None else configured
+
+
+def configured_workspace() -> int | None:
+    """Bytes of a workspace as CUBLAS_WORKSPACE_CONFIG=:KiB:COUNT… sets them; None where it does not."""
     configured = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    if configured:
-        return sum(int(kib) * 1024 * int(count) for kib, count in configured)
-    return cublas_workspace_bytes(plain(card).compute_capability)
+    return sum(int(kib) * 1024 * int(count) for kib, count in configured) if configured else None
 
 
 def convolution_backward_call(args: Any) -> str:
