@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from memfit.errors import InputError
+from memfit.errors import InputError, why_unreadable
 from memfit.explain.evidence import Evidence
 from memfit.explain.log import read_log
 from memfit.explain.memory_summary import read_memory_summary
@@ -75,6 +75,6 @@ def _content(path: Path) -> bytes:
             raise InputError(str(path), "more than 4 GiB", "cut the file to the part around the failure")
         return path.read_bytes()
     except OSError as error:
-        raise InputError(str(path), f"cannot be read: {error.strerror}", write) from error
+        raise InputError(str(path), f"cannot be read: {why_unreadable(error)}", write) from error
     except ValueError as error:
         raise InputError(repr(str(path)), str(error), write) from error

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from memfit.errors import InputError
+from memfit.errors import InputError, why_unreadable
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.While | ast.AsyncFor
@@ -40,7 +40,9 @@ class Source:
             text = path.read_bytes().decode("utf-8", "replace").lstrip("\ufeff")
             self.tree = ast.parse(text, str(path))
         except OSError as error:
-            raise InputError(str(path), f"cannot be read: {error.strerror}", "write a Python file or folder") from error
+            raise InputError(
+                str(path), f"cannot be read: {why_unreadable(error)}", "write a Python file or folder"
+            ) from error
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else str(path)
             why = error.msg if isinstance(error, SyntaxError) else "too deep to be parsed"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memfit.device.hardware.catalogue import Device, catalogue
-from memfit.errors import InputError, describe
+from memfit.errors import InputError, why_unreadable
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob, Policy
 from memfit.planner.largest import by_items, largest_size_of
@@ -105,11 +105,9 @@ def read_prices(path: str | Path) -> dict[str, Price]:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(line for line in file if not line.lstrip().startswith("#")))
-    except OSError as error:
-        why = f"cannot be read: {error.strerror or error}"
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = f"cannot be read: {why_unreadable(error)}"
         raise InputError(where, why, "write the path of a CSV file, such as examples/prices.csv") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(where, f"cannot be read: {describe(error)}", "write a CSV file") from error
     prices: dict[str, Price] = {}
     for number, row in enumerate(rows, 1):
         if missing := [column for column in PRICE_COLUMNS if not row.get(column)]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memfit.errors import InputError
+from memfit.errors import InputError, why_unreadable
 from memfit.script.outcome import ScriptOption
 
 _WRITE = "write the file of memfit trace --json FILE -- python train.py"
@@ -41,7 +41,7 @@ def read_answer_file(path: str) -> SavedAnswer:
     try:
         values: Any = json.loads(Path(path).read_text())
     except OSError as error:
-        raise InputError(f"--from-trace {path}", f"it cannot be read: {error.strerror}", _WRITE) from error
+        raise InputError(f"--from-trace {path}", f"it cannot be read: {why_unreadable(error)}", _WRITE) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"--from-trace {path}", "it is not JSON", _WRITE) from error
     return read_answer(values, f"--from-trace {path}", _WRITE)

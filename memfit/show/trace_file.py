@@ -11,7 +11,7 @@ import numpy as np
 
 from memfit.atomic_file import open_atomic
 from memfit.device.hardware.catalogue import Device, TorchContext
-from memfit.errors import InputError, unwritable
+from memfit.errors import InputError, unwritable, why_unreadable
 from memfit.events import CutParameters, Trace
 from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
 from memfit.job import Shape
@@ -77,7 +77,7 @@ def read_trace(path: Path) -> Prediction:
     except OSError as error:
         raise InputError(
             f"trace {path}",
-            f"cannot be read: {error.strerror or error}",
+            f"cannot be read: {why_unreadable(error)}",
             "write the path of a file that memfit predict --trace wrote",
         ) from error
     except Exception as error:  # zipfile's, zlib's, tokenize's, numpy's: a file of anybody's

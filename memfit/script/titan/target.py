@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memfit import toml
-from memfit.errors import InputError
+from memfit.errors import InputError, why_unreadable
 from memfit.mesh import MeshShape
 from memfit.replay.allocator_config import AllocatorConfig
 
@@ -123,7 +123,7 @@ def read_changes(path: str) -> dict[str, Any]:
     try:
         values = toml.loads(Path(path).read_text())
     except OSError as error:
-        raise InputError(f"--config {path}", f"it cannot be read: {error.strerror}", write) from error
+        raise InputError(f"--config {path}", f"it cannot be read: {why_unreadable(error)}", write) from error
     except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path}", f"it is no TOML: {error}", write) from error
     return _flat(values, ())
