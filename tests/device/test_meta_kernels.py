@@ -145,23 +145,13 @@ QUANTIZED = {
 
 
 def _quantized(name, device):
-    """What a quantization that is trained through gives, and the gradients: sizes and types."""
+    """What a quantization that is trained through gives, and the gradients."""
     x = torch.ones(6, 4, 5, device=device).transpose(0, 2).requires_grad_()
     scale = torch.full((4,), 0.1, device=device, requires_grad=True)
     zero = torch.zeros(4, device=device, requires_grad=True)
     out = QUANTIZED[name](x, scale, zero)
     out.sum().backward()
-    tensors = [out, *(each.grad for each in (x, scale, zero) if each.grad is not None)]
-    return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
-
-
-@pytest.mark.parametrize("enter", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_training_through_quantization_has_the_shapes_of_a_real_run(name, enter):
-    """torch has no shapes of these operators for meta tensors."""
-    real = _quantized(name, "cpu")
-    with enter() as virtual:
-        assert _quantized(name, virtual.device) == real
+    return [out, *(each.grad for each in (x, scale, zero) if each.grad is not None)]
 
 
 WITHOUT_KERNELS = {
@@ -181,18 +171,23 @@ WITHOUT_KERNELS = {
 
 
 def _gradient(name, device):
+    """What an operator gives, and the gradient of its input."""
     x = torch.full((4, 5, 6), 0.5, device=device).transpose(0, 2).requires_grad_()
     out = WITHOUT_KERNELS[name](x)
-    gradient = torch.autograd.grad(out.sum(), x)[0]
-    return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in (out, gradient)]
+    return [out, *torch.autograd.grad(out.sum(), x)]
 
 
 @pytest.mark.parametrize("enter", [virtual_cpu, lambda: virtual_gpu(CardRules())], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("name", WITHOUT_KERNELS)
-def test_operators_without_kernels_for_meta_tensors_have_the_shapes_of_a_real_run(name, enter):
-    real = _gradient(name, "cpu")
+@pytest.mark.parametrize(
+    ("make", "name"), [*((_quantized, name) for name in QUANTIZED), *((_gradient, name) for name in WITHOUT_KERNELS)]
+)
+def test_operators_without_shapes_for_meta_tensors_have_those_of_a_real_run(make, name, enter):
+    def kinds(device):
+        return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in make(name, device)]
+
+    real = kinds("cpu")
     with enter() as virtual:
-        assert _gradient(name, virtual.device) == real
+        assert kinds(virtual.device) == real
 
 
 def _windows(device):
