@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from memfit.device.virtual import cudnn_benchmark, workspace
+from memfit.device.virtual import cudnn_benchmark, layout_copies, workspace
+from memfit.device.virtual.card_scratch import card_scratch
 from memfit.events import Trace
 from memfit.trace.call_memory import CallMemory
 
@@ -100,7 +101,8 @@ def _marked() -> Iterator[list[Pass]]:
         backward = func is cudnn_benchmark.BACKWARD
         x, weight, convolution = (args[1], args[2], args[4:10]) if backward else (args[0], args[1], args[3:9])
         assert self._rules is not None
-        copies = backward and bool(workspace.convolution_backward_workspace(self._rules, args))
+        call = workspace.convolution_backward_call(args) if backward else ""
+        copies = bool(call) and card_scratch(self._rules, call) > layout_copies.copies(func, args)
         answer = []
         for plan, kind in zip(
             cudnn_benchmark.plans(func, args), ("input", "weight") if backward else ("forward",), strict=True

@@ -92,12 +92,6 @@ def convolution_backward_call(args: Any) -> str:
     return f"{CONVOLUTION_BACKWARD} {copies(_aten.convolution_backward.default, args)} {tensors} {kind}"
 
 
-def convolution_backward_workspace(card: CardRules, args: Any) -> int:
-    """Bytes of ``convolution_backward_call`` on a card, beside the copies that every card makes."""
-    call = convolution_backward_call(args)
-    return card_scratch(card, call) - copies(_aten.convolution_backward.default, args) if call else 0
-
-
 def flash_forward_call(query: Tensor, key: Tensor, dropout_p: float) -> str:
     """Describes flash's forward; empty with dropout, which does not split the keys. query (B, H, Lq, D), key
     (B, Hk, Lk, D)."""
