@@ -15,11 +15,13 @@ from memfit.audit.target import load_target
 from memfit.child_process import die_with_parent
 from memfit.errors import describe
 from memfit.printable import keep_terminal_safe
+from memfit.torch_compat.gloo import give_gloo_one_worker
 
 
 def main(target: str, rank: int, world: int, folder: str) -> int:
     """Writes what the rank draws to the folder, or why it failed; returns the exit code."""
     try:
+        give_gloo_one_worker()
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
         dist.init_process_group = lambda *args, **options: None
         drawn = run_rank(load_target(target), rank, world)

@@ -16,6 +16,7 @@ from memfit.device.hardware.loopback import is_loopback, loopback_environment
 from memfit.engine.listen_address import is_one_node, open_store, store_host
 from memfit.errors import InputError
 from memfit.mesh import MeshShape
+from memfit.torch_compat.gloo import give_gloo_one_worker
 
 DATA = "data"
 """The dimension of a mesh of data-parallel ranks alone; others have the names of ``MeshShape``."""
@@ -34,6 +35,7 @@ def join(turn: str = "") -> None:
     """
     if is_one_node() or is_loopback(os.environ.get("MASTER_ADDR", "")):
         os.environ.update(loopback_environment())
+    give_gloo_one_worker()
     timeout = timedelta(seconds=float(os.environ.get("MEMFIT_COLLECTIVE_SECONDS", TIMEOUT_SECONDS)))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     board, rank, world = next(dist.rendezvous("env://", timeout=timeout))
@@ -47,6 +49,7 @@ def join(turn: str = "") -> None:
 def join_alone() -> None:
     """Joins a default process group of this process alone, for code of a job that asks for its rank."""
     os.environ.update(loopback_environment())
+    give_gloo_one_worker()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
