@@ -153,6 +153,7 @@ def _json(subject: Subject, first: Subject) -> dict[str, Any]:
         "settings": prediction.settings,
         "micro_batch": prediction.micro_batch,
         "device": prediction.device.key,
+        "checkpointing": dict(prediction.checkpointing),
         "engine": prediction.engine,
         "world": prediction.world,
         "nets": [asdict(net) for net in prediction.nets],
