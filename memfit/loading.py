@@ -17,6 +17,7 @@ from typing import Any
 from memfit.distributions import distributions_when_asked
 from memfit.errors import InputError, describe, missing_extra
 from memfit.job import Job
+from memfit.torch_compat.compiled_callables import compiled_noted
 
 
 def built_in_jobs() -> dict[str, str]:
@@ -70,7 +71,7 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
             else "write a built-in name (memfit jobs), package.module:Name or path/file.py:Name"
         )
         raise InputError(f"job {spec!r}", "no built-in job of that name", hint)
-    with distributions_when_asked():
+    with distributions_when_asked(), compiled_noted():
         module = (
             _load_file(Path(module_name))
             if module_name.endswith(".py")
@@ -93,7 +94,8 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
         write = "make the plan again with memfit plan --out"
         raise InputError(f"a plan of {spec} in {unit}", f"the job counts {job_class.unit}", write)
     _check_constructor(job_class)
-    job: object = job_class(**(settings or {}))
+    with compiled_noted():
+        job: object = job_class(**(settings or {}))
     if not isinstance(job, Job):
         why = f"its metaclass or __new__ made a {type(job).__name__} of it"
         raise InputError(f"job {spec!r}", why, f"write a class whose instances are {name}")

@@ -7,7 +7,7 @@ import torch
 
 from memfit.device.hardware.benchmarks import AllocatorEvents
 from memfit.device.virtual import compiled_functions
-from memfit.device.virtual.assumptions import PLANNED
+from memfit.device.virtual.assumptions import EAGER, PLANNED
 from memfit.device.virtual.card_rules import CardRules
 from memfit.device.virtual.inductor_plan import compiled_plan
 from memfit.device.virtual.virtual_device import virtual_gpu
@@ -100,7 +100,10 @@ def test_a_function_that_returns_something_is_a_region_and_has_no_plan_for_any_s
     assert len(tried) == 1
 
 
-def test_another_backend_than_inductor_is_what_was_written():
+@pytest.mark.parametrize("options", [{"backend": "eager"}, {"backend": "aot_eager"}, {"mode": "reduce-overhead"}])
+def test_another_backend_than_inductor_is_what_was_written(options):
     with virtual_gpu(CardRules()) as gpu:
-        torch.compile(torch.nn.Linear(3, 2), backend="eager").cuda()(torch.ones(4, 3, device="cuda"))
+        net = torch.compile(torch.nn.Linear(3, 2), **options).cuda()
         assert not gpu.assumptions.compiled
+        net(torch.ones(4, 3, device="cuda"))
+        assert gpu.assumptions.compiled == {EAGER}

@@ -24,13 +24,17 @@ from memfit.device.virtual.compiled_regions import (
     called_module,
     compile_module,
     compiled_region,
+    entered_compiler,
+    regions_entered,
 )
 from memfit.device.virtual.inductor_plan import CompiledKernel, compiled_plan
 from memfit.device.virtual.patching import replaced
 from memfit.torch_compat import is_traceable_wrapper_subclass, tree_flatten, tree_unflatten
 from memfit.torch_compat.attributes import inner_tensors
+from memfit.torch_compat.compiled_callables import compiled_anew
+from memfit.torch_compat.tracing import eager_calls_noted
 
-_PLANNED_OPTIONS = {"mode", "fullgraph", "dynamic", "backend", "disable"}
+_PLANNED_OPTIONS = {"fullgraph", "dynamic", "disable"}
 """Others change what inductor writes, or are unknown."""
 _plans: dict[Hashable, tuple[CompiledKernel, ...] | None] = {}
 """By function and what it was called with; inductor takes a second for each."""
@@ -45,10 +49,11 @@ class CompiledFunction:
         functools.update_wrapper(self, function)
         self.function, self.region = function, region
         self.noted_by = region.noted_by
-        """Called with PLANNED or EAGER at each call."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs inductor's plan where there is one, and else the function as it was written."""
+        if torch.compiler.is_dynamo_compiling() or (compiler := entered_compiler()) is None:
+            return self.region(*args, **kwargs)
         leaves, spec = tree_flatten((args, kwargs))
         tensors = [inner for leaf in leaves if isinstance(leaf, Tensor) for inner in inner_tensors(leaf)]
         kernels: tuple[CompiledKernel, ...] | None = None
@@ -56,8 +61,7 @@ class CompiledFunction:
             kernels = self._plan(leaves, spec, tensors)
         if kernels is None:
             return self.region(*args, **kwargs)
-        for note in self.noted_by:
-            note(PLANNED)
+        self.region.note(compiler, PLANNED)
         _allocate(kernels)
         return None
 
@@ -115,52 +119,46 @@ def _allocate(kernels: tuple[CompiledKernel, ...]) -> None:
             del held[name]
 
 
-def _noted(made: Any, note: Callable[[str], None]) -> Any:
-    """What torch.compile made with options that no plan has, noted as EAGER where it is called from eager code."""
-    if isinstance(made, nn.Module):
-        note(EAGER)
-        return made
-
-    @functools.wraps(made)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling():
-            note(EAGER)
-        return made(*args, **kwargs)
-
-    return call
-
-
 @contextmanager
 def compiled_functions(note: Callable[[str], None]) -> Iterator[None]:
-    """A context in which what is compiled takes the memory that inductor's code takes.
+    """A context in which what is compiled, or was when a job was loaded, takes the memory that inductor's code takes.
 
     Args:
-        note: called with PLANNED or EAGER for each call of compiled code, and with EAGER for what is compiled with
-            options of inductor's own.
+        note: called with PLANNED or EAGER for each call of compiled code. What is compiled by another backend than
+            inductor, with options of inductor's own, or was by code that is not known runs as it was written: EAGER.
     """
-    compile_, compiler = torch.compile, RegionCompiler()
+    compile_ = torch.compile
 
     def compiled(model: Any = None, **options: Any) -> Any:
         if model is None:
             return functools.partial(compiled, **options)
         made = compile_(model, **options)
-        is_inductor = options.get("backend", "inductor") == "inductor" and not options.get("disable", False)
-        if not is_inductor:
+        if made is model or not _is_planned(options):
             return made
-        if not options.keys() <= _PLANNED_OPTIONS or options.get("mode") not in (None, "default"):
-            return _noted(made, note)
         if isinstance(model, nn.Module):
-            compile_module(compiler, model, made, compile_, note)
+            compile_module(model, made, compile_)
             return made
         if (module := called_module(model)) is not None:
-            return CompiledCall(compiler, module, compile_, note)
-        region = compiled_region(compiler, model, compile_, note)
+            return CompiledCall(module, made, compile_)
+        region = compiled_region(model, made, compile_)
         if isinstance(model, FunctionType) and model.__closure__ is None:
             return CompiledFunction(model, region)
         return region
 
-    with replaced(torch, compile=compiled):
+    with (
+        regions_entered(RegionCompiler(note)),
+        eager_calls_noted(functools.partial(note, EAGER)),
+        replaced(torch, compile=compiled),
+        compiled_anew(compiled),
+    ):
         yield
+
+
+def _is_planned(options: dict[str, Any]) -> bool:
+    """Whether inductor compiles with these options what it compiles without any."""
+    given = {name: value for name, value in options.items() if value is not None}
+    is_inductor = given.pop("backend", "inductor") == "inductor" and given.pop("mode", "default") == "default"
+    return is_inductor and given.keys() <= _PLANNED_OPTIONS
 
 
 def note_calls(made: Any, note: Callable[[str], None]) -> bool:

@@ -26,9 +26,14 @@ from memfit.torch_compat.attributes import MODULE_CALL
 
 
 class RegionCompiler:
-    """The backend of the compiled regions of one virtual device."""
+    """The backend of the compiled regions of one virtual device.
 
-    def __init__(self) -> None:
+    Args:
+        note: called with PLANNED or EAGER for each call of compiled code.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.note = note
         self.modes: Any = None
         """What was left for dynamo, while a region is called."""
         self.is_running = False
@@ -92,49 +97,84 @@ DEVICES = (str, torch.device)
 """What names a device among a node's arguments."""
 
 
+_entered: list[RegionCompiler] = []
+"""Those of the virtual devices that are entered, innermost last."""
+
+
+@contextmanager
+def regions_entered(compiler: RegionCompiler) -> Iterator[None]:
+    """A context in which regions are compiled by this compiler, those that another one made before, too."""
+    _entered.append(compiler)
+    try:
+        yield
+    finally:
+        _entered.remove(compiler)
+
+
+def entered_compiler() -> RegionCompiler | None:
+    """The compiler of the innermost virtual device; None outside of all, where code runs for real."""
+    return _entered[-1] if _entered else None
+
+
 class CompiledRegion:
-    """A function that torch.compile was given: called as what inductor makes of it, or as it was written."""
+    """A function that torch.compile was given: called as what inductor makes of it, or as it was written.
+
+    Code may keep one longer than the trace in which it was made. In another trace it is compiled anew, and outside of
+    all it is what torch made.
+
+    Args:
+        compiled: what torch makes of the function with a backend.
+        written: the function.
+        made: what torch made of it as the code asked.
+    """
 
     def __init__(
-        self,
-        compiler: RegionCompiler,
-        planned: Callable[..., Any],
-        written: Callable[..., Any],
-        note: Callable[[str], None],
+        self, compiled: Callable[[RegionCompiler], Callable[..., Any]], written: Callable[..., Any], made: Any
     ) -> None:
         functools.update_wrapper(self, written)
-        self.compiler, self.planned, self.written = compiler, planned, written
-        self.noted_by = [note]
-        """Called with PLANNED or EAGER at each call."""
+        self.compiled, self.written, self.made = compiled, written, made
+        self.noted_by: list[Callable[[str], None]] = []
+        """Called with PLANNED or EAGER at each call, beside what the virtual device has."""
+        self.compiler: RegionCompiler | None = None
+        """Which compiled what is planned."""
+        self.planned: Callable[..., Any] = made
         self.is_one_graph = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs inductor's code where the function is one graph, and else the function as it was written."""
-        if self.is_one_graph and self.compiler.modes is None:
+        if torch.compiler.is_dynamo_compiling():
+            return self.written(*args, **kwargs)
+        compiler = entered_compiler()
+        if compiler is None:
+            return self.made(*args, **kwargs)
+        if compiler.modes is not None:
+            return self.written(*args, **kwargs)
+        if compiler is not self.compiler:
+            self.compiler, self.planned, self.is_one_graph = compiler, self.compiled(compiler), True
+        if self.is_one_graph:
             try:
-                out = self._call(args, kwargs)
+                out = self._call(compiler, args, kwargs)
             except Exception:  # dynamo and inductor are private to torch, and a function may be more than one graph
-                if self.compiler.is_running:
+                if compiler.is_running:
                     raise
                 self.is_one_graph = False
             else:
-                self._note(PLANNED)
+                self.note(compiler, PLANNED)
                 return out
-        if self.compiler.modes is None:
-            self._note(EAGER)
+        self.note(compiler, EAGER)
         return self.written(*args, **kwargs)
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
         return self if owner is None else functools.partial(self, owner)
 
-    def _note(self, how: str) -> None:
-        for note in self.noted_by:
+    def note(self, compiler: RegionCompiler, how: str) -> None:
+        """Notes how a call was traced."""
+        for note in (compiler.note, *self.noted_by):
             note(how)
 
-    def _call(self, args: Any, kwargs: Any) -> Any:
+    def _call(self, compiler: RegionCompiler, args: Any, kwargs: Any) -> Any:
         from memfit.torch_compat.inductor import Modes, compiler_settings, dynamo_nodes
 
-        compiler = self.compiler
         compiler.modes, compiler.is_running = Modes(), False
         try:
             nodes = replaced(dynamo_nodes, run_node=_on_the_device(dynamo_nodes.run_node))
@@ -144,20 +184,21 @@ class CompiledRegion:
             compiler.modes = None
 
 
-def compiled_region(
-    compiler: RegionCompiler, function: Callable[..., Any], compile_: Callable[..., Any], note: Callable[[str], None]
-) -> CompiledRegion:
+def compiled_region(function: Callable[..., Any], made: Any, compile_: Callable[..., Any]) -> CompiledRegion:
     """The region of a function that is no module."""
-    planned = compile_(function, backend=compiler, fullgraph=True, dynamic=False)
-    return CompiledRegion(compiler, planned, function, note)
+    return CompiledRegion(
+        lambda compiler: compile_(function, backend=compiler, fullgraph=True, dynamic=False), function, made
+    )
 
 
-def compile_module(
-    compiler: RegionCompiler, module: nn.Module, made: Any, compile_: Callable[..., Any], note: Callable[[str], None]
-) -> CompiledRegion:
+def compile_module(module: nn.Module, made: Any, compile_: Callable[..., Any]) -> CompiledRegion:
     """Gives what torch.compile made of a module a region in place of its forward."""
-    planned = compile_(module, backend=compiler, fullgraph=True, dynamic=False)
-    made.forward = region = CompiledRegion(compiler, planned.forward, made.forward, note)
+
+    def compiled(compiler: RegionCompiler) -> Callable[..., Any]:
+        forward: Callable[..., Any] = compile_(module, backend=compiler, fullgraph=True, dynamic=False).forward
+        return forward
+
+    made.forward = region = CompiledRegion(compiled, made.forward, made.forward)
     return region
 
 
@@ -167,14 +208,15 @@ class CompiledCall:
     So does torch: it compiles no frame of ``Module._call_impl``, nor of the hooks of ``fully_shard``, which allocate.
     """
 
-    def __init__(
-        self, compiler: RegionCompiler, module: nn.Module, compile_: Callable[..., Any], note: Callable[[str], None]
-    ) -> None:
-        self.module, self.region = module, compiled_region(compiler, module.forward, compile_, note)
+    def __init__(self, module: nn.Module, made: Any, compile_: Callable[..., Any]) -> None:
+        self.module, self.made = module, made
+        self.region = compiled_region(module.forward, module.forward, compile_)
         self.noted_by = self.region.noted_by
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module."""
+        if entered_compiler() is None:
+            return self.made(*args, **kwargs)
         held = vars(self.module)
         before = {name: held[name] for name in ("forward",) if name in held}
         held["forward"] = self.region
