@@ -1,12 +1,10 @@
-"""Kernels that a library compiles for the card at run time: those of FlexAttention, of DeepSpeed's optimizers, and
-those of Triton.
+"""Kernels that a library compiles for the card at run time: those of DeepSpeed's optimizers, and those of Triton.
 
 A trace cannot compile them. It replaces kernels whose memory is known from their documented interface.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,8 +13,6 @@ from torch import Tensor
 
 from memfit.device.virtual import managed_memory
 from memfit.device.virtual.hybrid_mode import HybridMode
-from memfit.device.virtual.patching import replaced
-from memfit.script import flex_attention
 from memfit.script.import_hooks import on_import
 from memfit.script.tracer import ScriptTracer
 from memfit.script.triton_launches import triton_launches
@@ -45,8 +41,8 @@ class _Kernels:
 
 @contextmanager
 def compiled_kernels(note: Callable[[str], None]) -> Iterator[None]:
-    """Context in which FlexAttention and the extensions that DeepSpeed compiles run without their kernels, and paged
-    optimizer state of bitsandbytes is noted.
+    """Context in which the extensions that DeepSpeed compiles run without their kernels, and paged optimizer state of
+    bitsandbytes is noted.
 
     Args:
         note: called with each kernel that was replaced.
@@ -60,17 +56,11 @@ def compiled_kernels(note: Callable[[str], None]) -> Iterator[None]:
         pass_triton_kernels(mode)
     with ExitStack() as stack:
 
-        def flex(module: Any) -> tuple[Any, dict[str, Any]]:
-            return module, flex_attention.kernels_instead(module, note)
-
         def paged(module: Any) -> tuple[Any, dict[str, Any]]:
             known = hasattr(module, "get_paged")
             return module, {"get_paged": _noting(module.get_paged, note)} if known else {}
 
-        if flex_attention.MODULE in sys.modules:
-            owner, attributes = flex(sys.modules[flex_attention.MODULE])
-            stack.enter_context(replaced(owner, **attributes))
         builder = {"deepspeed.ops.op_builder.builder": lambda m: (m.OpBuilder, {"load": load})}
         stack.enter_context(triton_launches(note))
-        stack.enter_context(on_import({flex_attention.MODULE: flex, managed_memory.MODULE: paged, **builder}))
+        stack.enter_context(on_import({managed_memory.MODULE: paged, **builder}))
         yield

@@ -176,6 +176,7 @@ def _enter(stack: ExitStack, running: Running) -> None:
     stack.enter_context(without_library_warnings())
     stack.enter_context(absent_weights(running.observations.note))
     stack.enter_context(compiled_kernels(running.observations.note))
+    stack.enter_context(replaced(running.tracer.virtual.assumptions, note_kernel=running.observations.note))
     stack.enter_context(own_calls(watch))
     stack.enter_context(lazy_parameters())
     stack.enter_context(consolidated_states())

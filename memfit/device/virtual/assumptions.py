@@ -128,6 +128,8 @@ class Assumptions:
         """Lines about what other ranks were taken to do, that decides sizes on this one."""
         self._of_memory: dict[str, None] = {}
         """Lines about code that asked what lies on the card, which is answered as if nothing did."""
+        self._of_kernels: dict[str, None] = {}
+        """Lines about kernels that are traced without what they compute."""
         self.walks = Walks()
         """Lines that select by one value after another."""
         self.latest = ""
@@ -155,6 +157,10 @@ class Assumptions:
         where, users = source_line()
         if users:
             self._of_memory[f"{where}: {function}() was answered as on an empty card; {MEMORY_DOUBT}"] = None
+
+    def note_kernel(self, line: str) -> None:
+        """Notes what a trace leaves out of a kernel."""
+        self._of_kernels[line] = None
 
     def count(self, operator: str, mask: Tensor) -> int:
         """How many elements of a mask are taken for other than zero, which is noted: as many as a person gave for the
@@ -243,6 +249,7 @@ class Assumptions:
             *doubtful,
             *self._of_memory,
             *self.of_ranks,
+            *self._of_kernels,
             *(_COMPILED[how] for how in sorted(self.compiled)),
         )
 

@@ -33,6 +33,7 @@ from memfit.device.virtual.cuda_kernels import COMPOSITES, FUSED_ON_CUDA, cuda_k
 from memfit.device.virtual.data_dependent import NOT_HANDLED, answer_operator, asks_data
 from memfit.device.virtual.environment import environment_kept
 from memfit.device.virtual.fake_mode import VirtualMode
+from memfit.device.virtual.flex_attention import flex_attention_kernels
 from memfit.device.virtual.fused_encoder import FUSED_IN_EVALUATION
 from memfit.device.virtual.patching import appended, replaced
 from memfit.device.virtual.pretrained import without_weights
@@ -293,6 +294,7 @@ def virtual_gpu(card: CardRules, mode: type[VirtualMode] = VirtualMode) -> Itera
         stack.enter_context(cuda_autocast())
         stack.enter_context(cuda_kernels())
         stack.enter_context(cuda_attention(card))
+        stack.enter_context(flex_attention_kernels(lambda line: virtual.assumptions.note_kernel(line)))
         stack.enter_context(virtual.mode)
         stack.enter_context(says_cuda(card, emptied, virtual.assumptions.note_memory))
         stack.enter_context(wrappers_on_the_card())

@@ -1,12 +1,17 @@
 """FlexAttention on the virtual card: what its compiled kernel allocates, in place of the kernel.
 
+torch's function itself is changed, and not its name in torch's module: a job's file has imported it before the trace.
+
 Selective checkpointing sees the kernel as torch's operator ``flex_attention``: a policy that keeps that operator's
 outputs keeps those of the kernel, and the recomputation reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -23,7 +28,12 @@ from memfit.torch_compat.selective_checkpoint import (
     flex_operator,
 )
 
-MODULE = "torch.nn.attention.flex_attention"
+_INSTEAD = "_memfit_flex_attention"
+"""The name in torch's module of what is called in place of ``flex_attention``."""
+NOTE = (
+    "FlexAttention was traced as its compiled kernel, without gradients of what score_mod captures; a run that does "
+    "not compile it needs more: it keeps all scores"
+)
 
 
 def _allocate(operator: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,22 +74,47 @@ class _FusedFlexAttention(torch.autograd.Function):
         return grads
 
 
-def kernels_instead(module: Any, note: Callable[[str], None]) -> dict[str, Any]:
-    """What replaces functions of torch's module of FlexAttention, by name.
+@contextmanager
+def flex_attention_kernels(note: Callable[[str], None]) -> Iterator[None]:
+    """A context in which ``flex_attention`` takes tensors of the virtual card, whoever imported it before.
 
     Args:
         note: called with a line on what is not computed.
     """
+    from torch.nn.attention import flex_attention as module
+
+    function: Any = module.flex_attention
+    code, closure = function.__code__, function.__closure__
+    original: Any = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    original.__kwdefaults__ = function.__kwdefaults__
     check = getattr(module, FLEX_DEVICE_CHECK, lambda *tensors: None)
 
     def checked(query: Tensor, *others: Tensor) -> None:
         if query.device.type != "vgpu":
             check(query, *others)
 
-    return {"flex_attention": kernel_instead(module.flex_attention, note), FLEX_DEVICE_CHECK: checked}
+    instead = {_INSTEAD: _kernel_instead(original, note), FLEX_DEVICE_CHECK: checked}
+    with replaced(module, **instead), _with_code(function, _call_instead.__code__):
+        yield
 
 
-def kernel_instead(original: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
+def _call_instead(*args: Any, **kwargs: Any) -> Any:
+    """Its code runs with the names of torch's module."""
+    return _memfit_flex_attention(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+
+@contextmanager
+def _with_code(function: Any, code: CodeType) -> Iterator[None]:
+    """A context in which a function runs this code, which takes any arguments, and has no defaults."""
+    before = function.__code__, function.__defaults__, function.__kwdefaults__
+    function.__code__, function.__defaults__, function.__kwdefaults__ = code, None, None
+    try:
+        yield
+    finally:
+        function.__code__, function.__defaults__, function.__kwdefaults__ = before
+
+
+def _kernel_instead(original: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
     """``flex_attention`` of torch, which on the card allocates what its kernel allocates. Inside of compiled code it is
     torch's own: ``memfit.device.virtual.flex_kernels`` replaces its operator in the graph.
 
@@ -87,14 +122,17 @@ def kernel_instead(original: Callable[..., Any], note: Callable[[str], None]) ->
         note: called with a line on what is not computed.
     """
 
+    signature = inspect.signature(original)
+
     def flex_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling() or query.device.type not in ("cuda", "vgpu"):
             return original(query, key, value, *args, **kwargs)
-        note("FlexAttention was traced as its compiled kernel, without gradients of what score_mod captures")
+        note(NOTE)
         out, lse = _FusedFlexAttention.apply(query, key, value)
-        asked = kwargs.get("return_aux")
+        given = signature.bind(query, key, value, *args, **kwargs).arguments
+        asked = given.get("return_aux")
         if asked is None:
-            return (out, lse) if kwargs.get("return_lse") else out
+            return (out, lse) if given.get("return_lse") else out
         from torch.nn.attention.flex_attention import AuxOutput
 
         largest = torch.empty_like(lse) if asked.max_scores else None
