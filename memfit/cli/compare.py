@@ -161,6 +161,7 @@ def _json(subject: Subject, first: Subject) -> dict[str, Any]:
         "fits": footprint.fits,
         "verdict": footprint.verdict,
         "limiting_phase": footprint.limiting_phase,
+        "assumed": list(footprint.assumed),
         "process_bytes": subject.process_bytes,
         "saves_bytes": first.process_bytes - subject.process_bytes,
         "window_seconds": subject.window_seconds,

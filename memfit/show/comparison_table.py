@@ -40,6 +40,20 @@ def show_comparison(
         for name, values in differences.items():
             table.add_row(name, *(f"{value:,}" if isinstance(value, int) else str(value) for value in values))
         console.print(table)
+    for line in assumptions_of(subjects):
+        console.print(line)
+
+
+def assumptions_of(subjects: Sequence[Subject]) -> list[str]:
+    """A line for each assumption, with the names of the subjects that it was made for where it was not for all."""
+    names: dict[str, list[str]] = {}
+    for subject in subjects:
+        for assumption in subject.prediction.footprint.assumed:
+            names.setdefault(assumption, []).append(subject.name)
+    return [
+        f"Assumed: {assumption}." if len(those) == len(subjects) else f"Assumed for {', '.join(those)}: {assumption}."
+        for assumption, those in names.items()
+    ]
 
 
 def verdict_against(subject: Subject, first: Subject) -> str:

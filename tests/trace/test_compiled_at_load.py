@@ -2,11 +2,13 @@
 
 import functools
 import importlib
+import json
 import sys
 
 import pytest
 import torch
 
+from memfit.cli import main
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.job import Shape
 from memfit.loading import load_job
@@ -218,3 +220,22 @@ def test_a_load_leaves_torch_compile_as_it_was(file):
     before = torch.compile
     load_job(f"{file}:Acts", {"how": "loaded"})
     assert torch.compile is before
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_comparison_says_how_each_variant_was_traced(file, as_json, capsys, monkeypatch):
+    monkeypatch.setenv("MEMFIT_KEEP_TRACES", "0")
+    monkeypatch.setenv("COLUMNS", "400")
+    name = f"{file}:Acts"
+    variants = ["--set", "how=loaded", "--set", "how=mode", "--device", "rtx4090", *(["--json"] if as_json else [])]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", name, *variants])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    if as_json:
+        subjects = json.loads(out)["subjects"]
+        said = [[line.split("takes ")[1][:11] for line in subject["assumed"]] for subject in subjects]
+        assert said == [[], ["the buffers"], ["what it doe"]]
+    else:
+        assert f"Assumed for {name} how=loaded: compiled code takes the buffers" in out
+        assert f"Assumed for {name} how=mode: compiled code takes what it does as eager code" in out
