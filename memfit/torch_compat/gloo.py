@@ -32,8 +32,10 @@ _INTERFACES = "GLOO_SOCKET_IFNAME"
 class _OneWorkerGloo(ProcessGroupGloo):
     """What torch makes where it is asked for a group of gloo's."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, **choices: Any) -> None:
         options = _Options()
+        for name, value in choices.items():  # enable_reconfigure, since torch 2.14
+            setattr(options, name, value)
         names = [name for name in os.environ.get(_INTERFACES, "").split(",") if name]
         devices = [ProcessGroupGloo.create_device(interface=name) for name in names]
         options._devices = devices or [ProcessGroupGloo.create_default_device()]

@@ -1,5 +1,7 @@
 """FlexAttention in a job, which has imported and compiled it before any trace: traced as in a script."""
 
+import sys
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
@@ -10,6 +12,7 @@ from memfit.device.virtual.virtual_device import virtual_gpu
 from memfit.job import Shape
 from memfit.loading import load_job
 from memfit.planner.predict import predict
+from memfit.torch_compat.selective_checkpoint import FLEX_DEVICE_CHECK
 from tests.script.script_trace import trace_alone
 
 GPU, CPU = find_device("rtx4090"), with_memory(find_device("cpu"), 1 << 34)
@@ -111,6 +114,9 @@ def test_flex_attention_that_is_not_compiled_says_what_is_left_out(tmp_path):
     assert "it keeps all scores" in line
 
 
+@pytest.mark.skipif(
+    not hasattr(sys.modules[flex_attention.__module__], FLEX_DEVICE_CHECK), reason="this torch does not refuse it"
+)  # fmt: skip
 @pytest.mark.parametrize("how", ["compiled", "compiled in the step", "not compiled"])
 def test_on_a_cpu_torch_itself_refuses_a_backward_of_flex_attention(tmp_path, how):
     with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
