@@ -137,6 +137,13 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
         return Ddp(rank=self.data_rank, world=self.data_world, mesh=self.mesh[REPLICAS])
 
     @property
+    def _sharding_dimensions(self) -> tuple[str, ...]:
+        """Dimensions of the mesh that ``fully_shard`` is given; none where ranks hold whole replicas."""
+        if self._whole_replicas is not None:
+            return ()
+        return tuple(name for name in self.mesh.mesh_dim_names or () if name not in CUTS)
+
+    @property
     def _replicas(self) -> Ddp:
         """What is not sharded is as under data parallelism."""
         return Ddp(rank=self.rank, world=self.world, mesh=self.mesh)
@@ -160,7 +167,8 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
                     f"a {type(net).__name__} has no forward, which would gather its sharded parameters",
                     "write a module with a forward and call it in the loss, or write --engine ddp",
                 )
-            check_units(net, {"": name})
+            if self._sharding_dimensions:
+                check_units(net, {"": name})
         self._cut(job, trained, nets)
         for net in trained.values():
             self._shard(job, net)
@@ -279,9 +287,8 @@ class Fsdp2(TorchOptimMixin, TorchStateMixin):
             exchange_tokens(nets, mesh, ",".join(f"{name}={self.ranks_in(name)}" for name in names), cut)
 
     def _shard(self, job: Job, net: nn.Module, reshard_after_forward: bool | None = None) -> None:
-        every = self.mesh.mesh_dim_names or ()
-        names = tuple(name for name in every if name not in CUTS)
-        if not names or self._whole_replicas is not None:
+        every, names = self.mesh.mesh_dim_names or (), self._sharding_dimensions
+        if not names:
             return
         joined = tuple(name for name in names if name in SHARDING)
         if len(joined) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from memfit.errors import InputError
@@ -20,6 +21,17 @@ def check_shared(job: Job, engine: str) -> None:
             f"unsynchronised = {job.unsynchronised!r} on --engine {engine}",
             "it has one gradient for all ranks",
             "write --engine ddp",
+        )
+
+
+def check_contiguous(path: str, parameter: Tensor, engine: str) -> None:
+    """Raises InputError where the elements of a parameter do not lie row by row: torch cuts no other ones."""
+    if not parameter.is_contiguous():
+        raise InputError(
+            f"parameter {path} on --engine {engine}",
+            f"its elements do not lie row by row (shape {tuple(parameter.shape)}, strides {parameter.stride()}), "
+            "so that it cannot be sharded",
+            "write net.to(memory_format=torch.contiguous_format) or parameter.contiguous() in nets(), or --engine ddp",
         )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from memfit.blocks import items
 from memfit.engine.ddp import BUCKET_BYTES
+from memfit.engine.refusals import check_contiguous
 from memfit.errors import InputError
 from memfit.torch_compat.attributes import own_parameters
 
@@ -59,6 +60,7 @@ def check_units(net: nn.Module, names: Mapping[str, str]) -> None:
                 f"its shape {tuple(parameter.shape)} has no elements, and torch scatters no gradient of none",
                 "take it out of the net, or write --engine ddp",
             )
+        check_contiguous(_shown(path, names), parameter, "fsdp2")
     for path in units(net):
         sharded = (p for p in net.get_submodule(path).parameters() if not is_number(p))
         kinds = {str(p.dtype) for p in sharded if p.requires_grad}

@@ -29,7 +29,7 @@ from memfit.engine import deepspeed
 from memfit.engine.collectives import gather
 from memfit.engine.container_sync import ContainerSync
 from memfit.engine.ddp import Ddp
-from memfit.engine.refusals import check_elementwise
+from memfit.engine.refusals import check_contiguous, check_elementwise
 from memfit.engine.single import copied
 from memfit.engine.zero_full_state import Divided
 from memfit.engine.zero_partition import partition_parameters
@@ -130,6 +130,8 @@ class Zero(ZeroPartsState):
                     "it is a single number, which DeepSpeed does not cut",
                     "make it a tensor of shape (1,), or write --engine zero2",
                 )
+            if self.stage == 3:
+                check_contiguous(path, parameter, self.name)
 
     def divide(self, nets: Nets, optimizers: Mapping[str, Optimizer]) -> None:
         """DeepSpeed takes over the optimizer, whose groups then hold this rank's flat part."""

@@ -190,6 +190,30 @@ def test_a_parameter_without_elements_is_refused_by_its_name():
     assert "parameter net.1.weight on --engine fsdp2: its shape (0, 8) has no elements" in str(said.value)
 
 
+class Transposed(Divided):
+    """A weight of its net is a transposed tensor, as after ``.to(memory_format=torch.channels_last)``."""
+
+    def nets(self):
+        net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        net[1].weight = nn.Parameter(torch.randn(8, 8).T)
+        return {"net": net}
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "zero3"])
+def test_a_parameter_that_does_not_lie_row_by_row_is_refused_by_its_name(engine):
+    if engine == "zero3":
+        pytest.importorskip("deepspeed")
+    how = Tracing(device=find_device("cpu"), engine=engine, world=2)
+    with pytest.raises(InputError) as said:
+        trace_job(Transposed(), Shape(items=4), how)
+    assert f"parameter net.1.weight on --engine {engine}: its elements do not lie row by row" in str(said.value)
+
+
+def test_a_parameter_that_does_not_lie_row_by_row_is_on_every_replica():
+    how = Tracing(device=find_device("cpu"), engine="ddp", world=2)
+    assert trace_job(Transposed(), Shape(items=4), how).names
+
+
 @pytest.mark.parametrize(
     ("job", "line"),
     [
