@@ -58,6 +58,9 @@ def command(
         raise InputError("--job and --script", "one step is compared", "write one of them")
     if job is None and (pairs or micro_batch):
         raise InputError("--set and --micro-batch", "they are a job's", "write --job JOB too")
+    if job is None and script is None and device_name is not None:
+        why = "nothing is predicted that a card would change"
+        raise InputError(f"--device {device_name}", why, "write --job JOB or --script COMMAND too, or leave it out")
     from memfit.explain.diagnosis import explain
     from memfit.explain.evidence_reader import read_evidence
 

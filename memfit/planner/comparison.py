@@ -10,6 +10,7 @@ from memfit.device.hardware.catalogue import Device, find_device
 from memfit.geometry import parse_shape, shape_of
 from memfit.plan import Plan
 from memfit.planner.asked_job import AskedJob
+from memfit.planner.checkpoint_writing import with_copy
 from memfit.planner.prediction import Prediction
 from memfit.planner.timing.roofline import window_seconds
 
@@ -70,7 +71,7 @@ def job_subjects(
 
 
 def plan_subject(name: str, plan: Plan, device: Device | None) -> Subject:
-    """A plan's column; ``device`` None: on the plan's own."""
+    """A plan's column, with the copy that its run keeps of what it saves; ``device`` None: on the plan's own."""
     from memfit.loading import load_job
     from memfit.planner.predict import predict
     from memfit.trace.step import Tracing
@@ -83,6 +84,8 @@ def plan_subject(name: str, plan: Plan, device: Device | None) -> Subject:
         checkpointing=plan.checkpointing, engine=plan.engine, world=plan.ranks, mesh=plan.mesh_shape, plan=plan,
         engine_choices=plan.engine_choices,
     )  # fmt: skip
+    if plan.checkpoint_writing == "asynchronous" and not target.is_cuda:
+        prediction = replace(prediction, footprint=with_copy(prediction.footprint))
     seconds = plan.step_seconds if target.key == plan.device else None
     return Subject(name=name, prediction=prediction, window_seconds=seconds)
 

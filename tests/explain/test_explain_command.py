@@ -124,3 +124,10 @@ def test_the_window_of_an_epoch_with_the_largest_micro_batch(
     assert largest["fits"]
     _, out, _ = ask(capsys, *asked)
     assert f"comes in window {largest['window']} of {len(units)} (counted from 0)" in out
+
+
+def test_a_card_for_which_nothing_is_predicted_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(samples.TRACEBACK + samples.TORCH_2_14)
+    code, out, err = ask(capsys, str(tmp_path / "log"), "--device", "rtx4090")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--device rtx4090: nothing is predicted" in err

@@ -4,6 +4,7 @@ python -m pytest tests/planner/test_card_comparison.py
 """
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from memfit.cli import main
 from memfit.device.hardware.catalogue import catalogue, find_device
 from memfit.errors import InputError
 from memfit.job import Job, Loss, Shape
+from memfit.plan import read_plan
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.card_comparison import compare_cards, read_prices
 from memfit.planner.predict import predict
@@ -145,6 +147,20 @@ def test_a_comparison_says_what_each_saves_and_what_differs(capsys):
     same = ("phases", "checkpointing", "settings")
     assert recomputed["checkpointing"]
     assert {key: recomputed[key] for key in same} == {key: json.loads(predicted.out)[key] for key in same}
+
+
+@pytest.mark.parametrize("device", [("cpu", "--memory", "2GiB"), ("t4",)], ids=["cpu", "t4"])
+def test_a_plan_is_compared_with_the_bytes_that_it_says_itself(capsys, tmp_path, device):
+    """On a CPU with those of the copy that is kept of what is saved."""
+    path = str(tmp_path / "plan.toml")
+    job = "testing/linear_layer.py:LinearLayer"
+    run(capsys, "plan", job, "--global-batch", "4", "--out", path, "--device", *device)
+    _, printed = run(capsys, "compare", path, path, "--json")
+    planned = read_plan(Path(path)).phases
+    for subject in json.loads(printed.out)["subjects"]:
+        assert {name: phase["process_bytes"] for name, phase in subject["phases"].items()} == {
+            name: phase["process_bytes"] for name, phase in planned.items()
+        }
 
 
 def test_a_comparison_of_nothing_is_refused(capsys):
