@@ -63,7 +63,7 @@ def _records(path: Path) -> Iterable[dict[str, Any]]:
     if path.suffix not in (".jsonl", ".csv", ".tsv"):
         raise InputError(str(path), "not a table that is known", "write a .csv, .tsv or .jsonl file")
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             if path.suffix == ".jsonl":
                 yield from (_object(line) for line in file if line.strip())
             else:

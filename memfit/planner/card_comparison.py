@@ -99,11 +99,12 @@ def read_prices(path: str | Path) -> dict[str, Price]:
     """Prices from a CSV file with the columns card, price_per_hour and currency; further columns are the reader's own.
 
     Raises:
-        InputError: no such file, a missing column, an unknown card, a price that is no number, or two currencies.
+        InputError: no such file, a missing column, an unknown card or two rows of one, a price that is no number, or
+            two currencies.
     """
     where = f"--prices {path}"
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets begin a file with a mark
             rows = list(csv.DictReader(line for line in file if not line.lstrip().startswith("#")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = f"cannot be read: {why_unreadable(error)}"
@@ -117,12 +118,14 @@ def read_prices(path: str | Path) -> dict[str, Price]:
         if key not in catalogue():
             raise InputError(f"{where}: card {key!r}", "not in the catalogue", "write a name that memfit devices lists")
         try:
-            price = float(row["price_per_hour"])
+            price = float(row["price_per_hour"].replace("_", "?"))  # Python alone reads 1_0 as 10
         except ValueError:
             price = math.nan
         if not 0 <= price < math.inf:
             seen = f"{where}: price_per_hour {row['price_per_hour']!r}"
             raise InputError(seen, "not a number of 0 or more", "write a number such as 0.35")
+        if key in prices:
+            raise InputError(f"{where}: card {key!r}", "it has two rows", "write one price a card")
         prices[key] = Price(per_hour=price, currency=row["currency"].strip())
     if len(currencies := {price.currency for price in prices.values()}) > 1:
         raise InputError(where, f"it mixes {' and '.join(sorted(currencies))}", "write one currency")

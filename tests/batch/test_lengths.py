@@ -59,3 +59,9 @@ def test_a_file_that_is_no_audio_is_named(tmp_path) -> None:
         audio_lengths([tmp_path / "a.wav"], progress=False)
     with pytest.raises(InputError, match=r"b\.wav: no such file"):
         audio_lengths([tmp_path / "b.wav"], progress=False)
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.csv", "frames,name\r\n7,x\r\n"), ("a.jsonl", '{"frames": 7}\n')])
+def test_a_table_that_a_spreadsheet_wrote_begins_with_a_mark(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert column_lengths(tmp_path / name, "frames").tolist() == [7]
