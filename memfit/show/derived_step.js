@@ -41,6 +41,8 @@ function whyNot(kind, items) {
   const high = Math.min(Infinity, ...kind.ranges.filter((item) => item.low > items).map((item) => item.low));
   if (kind.refused && (high === Infinity || low === 0)) return `The job refuses this size: ${kind.refused}`;
   if (high === Infinity) return `No step of more than ${low} items was traced.`;
+  const [below, above] = [low, high].map((end) => kind.ranges.find((item) => item.low <= end && end <= item.high));
+  if (below !== undefined && below.step === above.step) return `The step makes the same tensors at ${low} and at ${high} items, but the bytes of those between lie on no line that was found, so that nothing in between follows from them.`;
   return `The step runs other operators at ${low} and at ${high} items, so that nothing in between follows from them.`;
 }
 

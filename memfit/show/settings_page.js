@@ -137,7 +137,7 @@ function showControls(data, setting) {
   const units = setting.length === null ? data.unit : `items = ${unitsOf(setting).toLocaleString("en")} ${data.unit}`;
   element("items-text").textContent = units;
   const gaps = (kind ? kind.ranges : []).slice(1).map((range, i) => [kind.ranges[i].high + 1, range.low - 1]).filter(([low, high]) => low <= high);
-  element("items-note").textContent = gaps.length ? `Not derivable: ${gaps.map(([low, high]) => (low === high ? low : `${low} to ${high}`)).join(", ")}, where the step's operators change.` : "";
+  element("items-note").textContent = gaps.length ? `Not derivable: ${gaps.map(([low, high]) => (low === high ? low : `${low} to ${high}`)).join(", ")}, where the step's operators change or its bytes lie on no line.` : "";
   element("items").parentElement.classList.toggle("gap", footprintOfItems(kind, setting.items) === undefined);
   const at = data.lengths.indexOf(setting.length);
   element("length").max = data.lengths.length - 1;

@@ -225,6 +225,33 @@ def test_sizes_between_other_operators_are_greyed_out_with_the_reason(driver, ta
     assert f"--shape {below + 1}x32" in text(driver, "#command-predict")
 
 
+class Contrasted(Convolved):
+    """Each item is compared with each, so that bytes grow as the square of the items."""
+
+    precision = "fp32"
+
+    def nets(self):
+        return {"net": nn.Linear(8, 8)}
+
+    def batch(self, shape):
+        return torch.randn(shape.items, 8)
+
+    def loss(self, nets, batch):
+        made = nets["net"](batch)
+        return (made @ made.T).square().sum(), len(batch)
+
+
+def test_sizes_whose_bytes_lie_on_no_line_are_greyed_out_with_that_reason(driver, tmp_path):
+    page = tmp_path / "contrasted.html"
+    asked = AskedJob("contrasted", Contrasted)
+    write_settings_page(page, asked.facts, "contrasted", (), card_groups(asked, [find_device("rtx4060")]))
+    ready(driver, page)
+    below, above = next((low[1], high[0]) for low, high in pairwise(ranges_of(driver, None)) if low[1] + 1 < high[0])
+    write(driver, "items-number", below + 1)
+    assert "Not derived on rtx4060" in text(driver, "#verdict")
+    assert f"the same tensors at {below} and at {above} items" in text(driver, "#reason")
+
+
 def test_controls_change_the_verdict_and_the_commands(driver, tagger_page):
     ready(driver, tagger_page)
     assert "Fits on rtx4060 with" in text(driver, "#verdict")
