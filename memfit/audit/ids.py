@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import numbers
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,13 +108,22 @@ def _ids_of_list(element: list[Any] | tuple[Any, ...]) -> Iterable[Hashable]:
 
 
 def _rows(fields: list[Any]) -> list[Hashable]:
-    """Ids of the rows of collated fields: the one field of names, or each row's content."""
-    sized = [field for field in fields if hasattr(field, "__len__") and getattr(field, "ndim", None) != 0]
+    """Ids of the rows of collated fields, of which some may lie in mappings: the one field of names, or each row's
+    content."""
+    sized = [field for field in _leaves(fields) if hasattr(field, "__len__") and getattr(field, "ndim", None) != 0]
     size = max((len(field) for field in sized), default=0)
     columns = [field for field in sized if len(field) == size and not isinstance(field, str)]
     if len(columns) == 1 and len(ids := list(_ids(columns[0]))) == size:
         return ids
     return [content_of([field[row] for field in columns]) for row in range(size)]
+
+
+def _leaves(fields: Iterable[Any]) -> Iterator[Any]:
+    for field in fields:
+        if isinstance(field, Mapping):
+            yield from _leaves(field.values())
+        else:
+            yield field
 
 
 def _cuts(element: Any) -> list[Any] | None:

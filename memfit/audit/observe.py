@@ -132,9 +132,20 @@ def _run_epoch(iterator: Any, declared: Declared, workers: int = 0) -> tuple[lis
 
 
 def _endless(batches: list[Batch], declared: Declared, rank: int, world: int, size: int | None) -> Drawn:
-    """A stream without an end, cut after ``len`` batches or the rank's share of the samples, and again after that."""
-    size = size or len({index for batch in batches for index in batch.ids})
+    """A stream without an end, cut after ``len`` batches or the rank's share of the samples, and again after that.
+
+    Raises:
+        InputError: nothing says how many samples there are, and none came twice.
+    """
+    seen = {index for batch in batches for index in batch.ids}
     held = list(itertools.accumulate(len(batch.ids) for batch in batches))
+    if not (size or declared.steps) and len(seen) == held[-1] > 0:
+        raise InputError(
+            f"what the target gave for rank {rank} of {world}",
+            f"after {held[-1]:,} samples, none of which came twice, it had not ended: how many there are is not known",
+            "let it end, or give it a __len__",
+        )
+    size = size or len(seen)
     share = -(-size // world)
     steps = declared.steps or 0
     if not 0 < steps <= len(batches) // 2:

@@ -65,7 +65,7 @@ def audit(
         real: also run every world in processes of a gloo group, and count those; needs a target in a file.
 
     Raises:
-        InputError: world sizes below 1, or a target that cannot be loaded or fails.
+        InputError: world sizes below 1, a target that cannot be loaded or fails, or batches that name no sample.
     """
     wanted = sorted(set(world_sizes))
     if not wanted or wanted[0] < 1:
@@ -78,6 +78,12 @@ def audit(
         check_fake_ranks(f"--world-sizes {wanted[-1]}", wanted[-1])
     drawn = {1: simulate(target, 1)}
     size = len({index for batch in drawn[1][0].batches for index in batch.ids})
+    if drawn[1][0].batches and not size:
+        raise InputError(
+            f"the {len(drawn[1][0].batches)} batches of one rank",
+            "none of them holds a sample, by its id or its rows",
+            'give each batch the ids of its samples, such as {"id": [3, 7], ...}',
+        )
     for world in wanted:
         if real:
             drawn[world] = run_world(str(target), world)
