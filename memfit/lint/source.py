@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import decode_source
 from pathlib import Path
 
 from memfit.errors import InputError, why_unreadable
@@ -37,7 +38,7 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            text = path.read_bytes().decode("utf-8", "replace").lstrip("\ufeff")
+            text = decode_source(path.read_bytes())
             self.tree = ast.parse(text, str(path))
         except OSError as error:
             raise InputError(
@@ -45,8 +46,7 @@ class Source:
             ) from error
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else str(path)
-            why = error.msg if isinstance(error, SyntaxError) else "too deep to be parsed"
-            raise InputError(where, f"no Python 3 ({why})", "write a Python file that runs") from None
+            raise InputError(where, f"no Python 3 ({_why(error)})", "write a Python file that runs") from None
         self.lines = text.splitlines()
         self.parents: dict[ast.AST, ast.AST] = {}
         self.nodes: list[ast.AST] = []
@@ -172,3 +172,9 @@ def backward_losses(call: ast.Call) -> set[str]:
         else:
             names |= {part.id for part in ast.walk(value) if isinstance(part, ast.Name)}
     return names
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8, and no comment in its first two lines names another encoding"
+    return error.msg if isinstance(error, SyntaxError) else "too deep to be parsed"

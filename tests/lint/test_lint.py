@@ -74,6 +74,27 @@ def test_what_is_no_python_is_one_line(tmp_path: Path, text: str, capsys: pytest
     assert (caught.value.code, capsys.readouterr().err.count("\n")) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"x = '\xe9'\n", "invalid or missing encoding"), (b"x = 1\n" * 4 + b"y = '\xe9'\n", "it is not UTF-8"),
+        (b"# coding: nonsense\n", "unknown encoding"),
+    ],
+)  # fmt: skip
+def test_bytes_that_python_refuses_are_not_passed_over(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=why):
+        lint(path)
+
+
+@pytest.mark.parametrize("content", [b"# coding: latin-1\nx = '\xe9'\n", b"\xef\xbb\xbfx = '\xc3\xa9'\n"])
+def test_encodings_that_python_reads_are_read(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(content)
+    assert not lint(path)
+
+
 def test_a_missing_file_and_an_empty_folder(tmp_path: Path) -> None:
     for path in (tmp_path / "no.py", tmp_path):
         with pytest.raises(InputError):
