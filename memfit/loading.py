@@ -9,6 +9,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,6 @@ from typing import Any
 from memfit.distributions import distributions_when_asked
 from memfit.errors import InputError, describe, missing_extra
 from memfit.job import Job
-from memfit.torch_compat.compiled_callables import compiled_noted
 
 
 def built_in_jobs() -> dict[str, str]:
@@ -71,7 +71,7 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
             else "write a built-in name (memfit jobs), package.module:Name or path/file.py:Name"
         )
         raise InputError(f"job {spec!r}", "no built-in job of that name", hint)
-    with distributions_when_asked(), compiled_noted():
+    with distributions_when_asked():
         module = (
             _load_file(Path(module_name))
             if module_name.endswith(".py")
@@ -94,7 +94,7 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
         write = "make the plan again with memfit plan --out"
         raise InputError(f"a plan of {spec} in {unit}", f"the job counts {job_class.unit}", write)
     _check_constructor(job_class)
-    with compiled_noted():
+    with _compiled_noted():
         job: object = job_class(**(settings or {}))
     if not isinstance(job, Job):
         why = f"its metaclass or __new__ made a {type(job).__name__} of it"
@@ -159,13 +159,21 @@ def module_of_file(path: Path, name: str) -> tuple[ModuleType, Callable[[], None
     return module, partial(spec.loader.exec_module, module)
 
 
+def _compiled_noted() -> AbstractContextManager[None]:
+    """A context in which what torch.compile is given is noted; a question that loads no job imports no torch."""
+    from memfit.torch_compat.compiled_callables import compiled_noted
+
+    return compiled_noted()
+
+
 def _load_file(path: Path) -> ModuleType:
     """Runs a job's file. Its folder stays importable, as under ``python file.py``: its nets may import on first use."""
     if not path.is_file():
         raise InputError(f"job {path}", "no such file", "write the path of a Python file, as path/file.py:Name")
     module, run = module_of_file(path, f"{_FILE}{path.stem}")
     try:
-        run()
+        with _compiled_noted():
+            run()
     except InputError:
         raise
     except (Exception, SystemExit) as error:
@@ -182,7 +190,8 @@ def _load_file(path: Path) -> ModuleType:
 
 def _import(module: str, name: str) -> ModuleType:
     try:
-        return importlib.import_module(module)
+        with _compiled_noted():
+            return importlib.import_module(module)
     except InputError:
         raise
     except (Exception, SystemExit) as error:
