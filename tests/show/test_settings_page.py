@@ -25,6 +25,7 @@ from testing.browser import browser, missing, opened, show_as, text
 from testing.nets import JOBS
 from testing.traced_questions import TracedQuestions
 from tests.hostile import HOSTILE, JOB
+from tests.show.contrasted_job import Contrasted
 
 pytest.importorskip("selenium")
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -223,22 +224,6 @@ def test_sizes_between_other_operators_are_greyed_out_with_the_reason(driver, ta
     assert "Not derived on rtx4060" in text(driver, "#verdict")
     assert f"at {below} and at {above} items" in text(driver, "#reason")
     assert f"--shape {below + 1}x32" in text(driver, "#command-predict")
-
-
-class Contrasted(Convolved):
-    """Each item is compared with each, so that bytes grow as the square of the items."""
-
-    precision = "fp32"
-
-    def nets(self):
-        return {"net": nn.Linear(8, 8)}
-
-    def batch(self, shape):
-        return torch.randn(shape.items, 8)
-
-    def loss(self, nets, batch):
-        made = nets["net"](batch)
-        return (made @ made.T).square().sum(), len(batch)
 
 
 def test_sizes_whose_bytes_lie_on_no_line_are_greyed_out_with_that_reason(driver, tmp_path):
