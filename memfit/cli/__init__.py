@@ -17,6 +17,7 @@ from memfit.cli.output import complain, prepare_output
 from memfit.cli.script_arguments import joined_scripts
 from memfit.cli.usage_errors import check_options, mistake, unknown_verb
 from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
+from memfit.frame_room import in_frame_room
 from memfit.garbage import skip_last_collection
 from memfit.interruption import was_interrupted
 from memfit.printable import shortened
@@ -109,6 +110,7 @@ def root() -> None:
     """memfit predicts and plans the memory of PyTorch training: before the run, and without the card."""
 
 
+@in_frame_room
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one verb and exits with one of ``memfit.errors.Exit``; a user's mistake is one line on standard error.
 

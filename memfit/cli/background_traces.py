@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from memfit.device.hardware.catalogue import Device, find_device
 from memfit.forked_process import end_by_exception
+from memfit.frame_room import in_frame_room
 from memfit.job import Shape
 from memfit.user_cache import cache_folder
 
@@ -146,6 +147,7 @@ def _trace_in_copy(request: str, asked: AskedJob) -> None:
     main([request], asked)
 
 
+@in_frame_room
 def main(arguments: Sequence[str], asked: AskedJob | None = None) -> None:
     """The process: reads the request, and traces while nothing speaks against it.
 

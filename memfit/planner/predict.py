@@ -20,6 +20,7 @@ from memfit.engine.pipeline_cut import distinct_ranks, schedule_of
 from memfit.engine.stage_bounds import FIRST_MODULES
 from memfit.engine.zero_partition import most_gradients
 from memfit.errors import InputError
+from memfit.frame_room import in_frame_room
 from memfit.geometry import counted_in
 from memfit.job import Job, Nets, Shape
 from memfit.mesh import MeshShape
@@ -49,6 +50,7 @@ BINDING_RANK = 0
 rank holds a larger part of any tensor, and of whole replicas it alone keeps the average of the weights."""
 
 
+@in_frame_room
 def predict(
     job: Job,
     name: str,

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from memfit.frame_room import in_frame_room
 from memfit.garbage import frozen_imports
 from memfit.script import namespaces
 from memfit.script.outcome import FileChange, TraceRequest
@@ -74,6 +75,7 @@ def _make_removable(function: object, path: str, error: object) -> None:
         pass
 
 
+@in_frame_room
 def run(request: TraceRequest, result_file: int) -> None:
     """Traces the script and writes its outcome."""
     with frozen_imports():

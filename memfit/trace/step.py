@@ -26,6 +26,7 @@ from memfit.engine.factory import load_engine, make_engine, traced_engine
 from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.forked_process import NoResultError
+from memfit.frame_room import in_frame_room
 from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.mesh import MeshShape
@@ -130,6 +131,7 @@ class Tracing:
         return replace(shape, length=min(length, job.longest or length))
 
 
+@in_frame_room
 def trace_job(job: Job, shape: Shape, how: Tracing) -> Trace:
     """One job's memory events: setup, two windows (the first makes the optimizers' state), validation and saving.
 

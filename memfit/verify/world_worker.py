@@ -33,6 +33,7 @@ from memfit.engine.protocol import Engine
 from memfit.engine.single import Single
 from memfit.engine.torchrun_env import TorchrunEnv, torchrun_env
 from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
+from memfit.frame_room import in_frame_room
 from memfit.job import Nets
 from memfit.mesh import MeshShape
 from memfit.plan import Plan, read_plan
@@ -58,6 +59,7 @@ ERROR = "error.txt"
 """What a rank found wrong; the others then fail where they wait for it, and have nothing to add."""
 
 
+@in_frame_room
 def main(arguments: list[str]) -> int:
     """FOLDER WINDOWS: verifies ``FOLDER/plan.toml``; rank 0 writes ``FOLDER/result.json``.
 

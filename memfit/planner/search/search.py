@@ -15,6 +15,7 @@ from dataclasses import replace
 from memfit.apply.phase_memory import with_settings
 from memfit.device.hardware.process_limits import check_fake_ranks
 from memfit.errors import InputError
+from memfit.frame_room import in_frame_room
 from memfit.geometry import shape_of
 from memfit.job import Job
 from memfit.planner.batch_check import check_batch
@@ -31,6 +32,7 @@ from memfit.planner.variable_length.length_check import check_longest
 from memfit.sizes import format_size
 
 
+@in_frame_room
 def find_plan(job: Job, request: PlanRequest) -> Answer:
     """The fastest plan that fits, or what is lacking where none does.
 

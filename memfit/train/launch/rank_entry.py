@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from memfit.engine.torchrun_env import is_restart
 from memfit.errors import Exit
+from memfit.frame_room import in_frame_room
 from memfit.garbage import frozen_imports
 from memfit.printable import keep_terminal_safe
 from memfit.train.launch.memory_limit import lift
@@ -27,6 +28,7 @@ LEAVES_SECONDS = 5.0
 """Seconds that a process whose training is done waits for threads and exit handlers of the job."""
 
 
+@in_frame_room
 def main(options: RunOptions) -> int:
     """Trains as ``memfit.train.launch.worker`` does, with the same options."""
     before = read_outcome(Path(options.folder)) if is_restart() else None
