@@ -22,10 +22,12 @@ def load_with(job: str, pairs: tuple[str, ...], precision: str | None, checkpoin
     Raises:
         InputError: a setting contradicts an option.
     """
+    from memfit.library_imports import spare_imports
     from memfit.loading import load_job, read_settings
     from memfit.planner.predict import with_precision
 
     check_contradictions(pairs, precision, checkpoint)
+    spare_imports()
     return with_precision(load_job(job, read_settings(pairs)), precision)
 
 

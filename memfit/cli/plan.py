@@ -126,6 +126,7 @@ def command(
     if global_batch is None:
         raise _missing("global_batch")
     from memfit.cli.progress import progress
+    from memfit.library_imports import spare_imports
     from memfit.loading import load_job, read_settings
 
     targets = choose_devices(device_names, memory, headroom)
@@ -167,6 +168,7 @@ def command(
             keep=_words(keep), allow=_words(allow), tuned_for=tuned, learning_rate_rule=rule,
             engine_choices=engine_choices,
         )  # fmt: skip
+        spare_imports()
         loaded = load_job(job, read_settings(pairs))
         with second_core_allowed(), untraced_copy_allowed():
             answers = {
