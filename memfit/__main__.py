@@ -1,5 +1,6 @@
 """``memfit`` and ``python -m memfit``: the command line, in a process of its own."""
 
+import atexit
 import os
 import signal
 from contextlib import suppress
@@ -14,6 +15,10 @@ def main() -> None:
     numbers = own_signals()
     for number in numbers:
         signal.signal(number, end_at_once)
+    from memfit.process_end import QuickEnd
+
+    end = QuickEnd()
+    atexit.register(end)  # before any other handler, so that it is the last
     from memfit.interruption import interrupted_by
     from memfit.no_memory import check_start, end_without_memory, says_no_memory
 
@@ -23,6 +28,9 @@ def main() -> None:
 
         with interrupted_by(numbers):
             run_verb()
+    except SystemExit as left:
+        end.code = left.code
+        raise
     except (MemoryError, OSError, SystemError, ImportError) as error:
         if not says_no_memory(error):
             raise

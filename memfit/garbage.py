@@ -92,18 +92,6 @@ def freeze_loaded() -> None:
     gc.freeze()
 
 
-def skip_last_collection() -> None:
-    """The process ends without collecting garbage, unless a library counts what was not collected (nanobind)."""
-    atexit.register(_before_last_collection)
-
-
-def _before_last_collection() -> None:
-    if any(kind.__module__ == "nanobind" for kind in type.__subclasses__(type)):  # its types have metaclasses of it
-        gc.unfreeze()
-    else:
-        gc.freeze()
-
-
 def _keep_what_is_frozen() -> None:
     global _is_kept
     if not _is_kept:

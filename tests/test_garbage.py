@@ -29,33 +29,6 @@ def test_what_is_frozen_is_freed_at_the_end_of_the_process():
     assert ended.stdout == "at the end: freed"
 
 
-ENDED_VERB = """
-import os
-from memfit.cli import main
-{metaclass}
-
-class Cycle:
-    def __init__(self):
-        self.itself = self
-
-    def __del__(self, write=os.write):
-        write(2, b"freed")
-
-cycle = Cycle()
-main(["jobs", "--help"])
-"""
-NANOBIND = "nb_meta = type('nb_meta', (type,), {'__module__': 'nanobind'})"
-
-
-def test_a_verb_collects_no_garbage_at_its_end_but_where_nanobind_counts_it():
-    """nanobind reports what was not collected as leaks; torch 2.15's triton is built with it."""
-    freed = {}
-    for metaclass in ("", NANOBIND):
-        code = ENDED_VERB.format(metaclass=metaclass)
-        freed[metaclass] = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
-    assert freed == {"": "", NANOBIND: "freed"}
-
-
 IN_A_COMMAND = """
 import gc
 from memfit.garbage import collected_before, frozen_within

@@ -18,7 +18,6 @@ from memfit.cli.script_arguments import joined_scripts
 from memfit.cli.usage_errors import check_options, mistake, unknown_verb
 from memfit.errors import Exit, InputError, mistake_in_job, mistake_of_leaving
 from memfit.frame_room import in_frame_room
-from memfit.garbage import skip_last_collection
 from memfit.interruption import was_interrupted
 from memfit.printable import shortened
 
@@ -112,14 +111,9 @@ def root() -> None:
 
 @in_frame_room
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs one verb and exits with one of ``memfit.errors.Exit``; a user's mistake is one line on standard error.
-
-    Garbage is not collected at exit where nothing counts it: the process frees it anyway, and collecting took an eighth
-    of a prediction.
-    """
+    """Runs one verb and exits with one of ``memfit.errors.Exit``; a user's mistake is one line on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        skip_last_collection()
         prepare_output()
         code = root.main(args=arguments or ["--help"], prog_name="memfit", standalone_mode=False)
         sys.stdout.flush()
