@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device, catalogue
+from memfit.device.virtual.card_rules import card_rules
 from memfit.events import Trace
 from memfit.geometry import MOST
 from memfit.job import Shape
@@ -82,8 +83,8 @@ class AheadTraces:
 
     def trace_other_cards(self, shape: Shape, device: Device, **choices: Any) -> None:
         """Traces a question's step on other cards while another process traces it on its own, so that nothing is known
-        of what the step asks of a card. Cards on the other side of ``AMPERE`` come first: most steps that ask
-        something ask that.
+        of what the step asks of a card. Cards on the other side of ``AMPERE`` come first, then those that prefer the
+        other kernel of attention: most steps that ask something ask that.
 
         Args:
             shape, device, choices: as of ``AskedJob.question``.
@@ -108,8 +109,15 @@ class AheadTraces:
         return None
 
 
-def _likeness(card: Device, other: Device) -> tuple[bool, bool]:
+def _likeness(card: Device, other: Device) -> tuple[bool, bool, bool]:
     """Of cards that may run other kernels, the one that surely has some comes first."""
-    capabilities = [device.compute_capability or (0, 0) for device in (card, other)]
-    sides, (major, other_major) = [each >= AMPERE for each in capabilities], [each[0] for each in capabilities]
-    return sides[0] == sides[1], major == other_major
+    rules = [card_rules(device) for device in (card, other)]
+    newer, prefers, majors = (
+        len({answer(each) for each in rules}) == 1
+        for answer in (
+            lambda each: each.is_at_least(*AMPERE),
+            lambda each: each.prefers_cudnn_attention,
+            lambda each: each.compute_capability[0],
+        )
+    )
+    return newer, prefers, majors

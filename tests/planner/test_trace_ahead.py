@@ -5,6 +5,7 @@ python -m pytest tests/planner/test_trace_ahead.py
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from memfit.device.hardware.catalogue import catalogue, find_device
 from memfit.job import Shape
@@ -76,6 +77,27 @@ def test_both_sides_of_a_change_follow_on_cards_of_every_kind():
         prediction = asked.predict(Shape(items=items), others[0])
         assert prediction.footprint == predict(AsksItsCard(), "copies", Shape(items=items), others[0]).footprint
     assert asked.traced == traced
+
+
+class Attends(LinearLayer):
+    """Attention in half precision over one head of 8 channels."""
+
+    def batch(self, shape):
+        return {"x": torch.zeros(shape.items, 1, 16, 8)}
+
+    def loss(self, nets, batch):
+        x = nets["net"](batch["x"]).half()
+        return F.scaled_dot_product_attention(x, x, x).float().square().sum(), len(x)
+
+
+def test_before_the_answer_cards_come_first_that_surely_run_other_kernels():
+    """A card that may share the answer's trace comes when that is there."""
+    asked, goes_on = AskedJob("attends", Attends), iter([True, True, False])
+    AheadTraces(asked, lambda: next(goes_on)).trace_other_cards(Shape(items=3), find_device("rtx3090"))
+    before = asked.traced
+    for card in ("t4", "h100"):
+        asked.predict(Shape(items=3), find_device(card))
+    assert asked.traced == before
 
 
 class Wide(LinearLayer):
