@@ -257,7 +257,7 @@ class AskedJob:
             self.look_again()
             question = self._kept(identity, shape, device, derive)
         if question is None:
-            question = self._trace(identity, shape, device, changes or {}, choices)
+            question = question_on(self._trace(identity, shape, device, changes or {}, choices), device)
         return question
 
     def _identity(self, shape: Shape, changes: Mapping[str, Any], choices: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from memfit.apply.train_state import check_nets
 from memfit.blocks import checkpoint_candidates
 from memfit.device.hardware.catalogue import Device
 from memfit.device.hardware.process_limits import check_fake_ranks
-from memfit.device.virtual.card_rules import recorded_facts
+from memfit.device.virtual.card_rules import attention_shared, recorded_facts
 from memfit.engine.capabilities import CAPABILITIES, dimensions
 from memfit.engine.factory import check_choices
 from memfit.engine.pipeline_cut import distinct_ranks, schedule_of
@@ -35,7 +35,7 @@ from memfit.planner.prediction import (
     device_facts,
     footprint_on,
     holds_for,
-    question_on,
+    shared_on,
 )
 from memfit.trace.event_record import let_stay
 from memfit.trace.prepared_job import leave_prepared
@@ -135,7 +135,7 @@ def trace_question(
         )  # fmt: skip
     facts = None
     if like is not None and holds_for(like, device):
-        like, facts = question_on(like, device), frozenset(like.facts)
+        like, facts = shared_on(like, device), frozenset(like.facts)
     stages: tuple[StageFigures, ...] = ()
     if how.stages > 1:
         from memfit.planner.pipeline.timed_stages import timed_stages
@@ -144,7 +144,7 @@ def trace_question(
         first_modules = [stage.first_module for stage in stages]
         how = replace(how, engine_choices={**how.engine_choices, FIRST_MODULES: first_modules})
     ranks = binding_ranks(job, nets, engine, world, mesh, how.engine_choices) if rank is None else (rank,)
-    with recorded_facts() as read:
+    with recorded_facts() as read, attention_shared():
         traces = {
             rank: trace_job(
                 job, shape, replace(how, rank=rank, like=like.traces.get(rank) if like else None, facts_of_like=facts)

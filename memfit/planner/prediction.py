@@ -23,6 +23,7 @@ from memfit.replay.caching_allocator import CachingAllocator
 from memfit.replay.cpu_allocator import CpuAllocator
 from memfit.replay.margins import margin_of
 from memfit.replay.replay import Allocator, Need, Outside, need
+from memfit.trace.attention_kernels import with_attention_of
 from memfit.trace.card_calls import trace_on
 from memfit.trace.cublas_workspaces import with_workspaces_of
 from memfit.trace.extra_window import with_third_window
@@ -105,7 +106,17 @@ def holds_for(question: TracedQuestion, device: Device) -> bool:
 
 
 def question_on(question: TracedQuestion, device: Device) -> TracedQuestion:
-    """A question that holds for a device, with its traces there."""
+    """A question that holds for a device, with its traces there. One whose attention became cuDNN's holds for cards
+    that prefer that alone."""
+    shared = shared_on(question, device)
+    traces = {rank: with_attention_of(trace, device) for rank, trace in shared.traces.items()}
+    if all(trace is shared.traces[rank] for rank, trace in traces.items()):
+        return shared
+    return replace(shared, traces=traces, facts={**question.facts, "prefers_cudnn_attention": True})
+
+
+def shared_on(question: TracedQuestion, device: Device) -> TracedQuestion:
+    """``question_on`` before attention becomes cuDNN's: the traces as they are made on that device."""
     traces = {rank: trace_on(trace, device) for rank, trace in question.traces.items()}
     is_same = all(trace is question.traces[rank] for rank, trace in traces.items())
     return question if is_same else replace(question, traces=traces)

@@ -56,6 +56,8 @@ try:
     DispatchKeySet: Any = c_bindings.DispatchKeySet
     ExcludeDispatchKeys: Any = c_bindings._ExcludeDispatchKeyGuard
     """For autocast kernels that are written in Python."""
+    dispatch_depth: Any = c_bindings._len_torch_dispatch_stack
+    """How many dispatch modes are entered."""
     _below_autograd: Any = c_bindings._AutoDispatchBelowAutograd
     has_kernel: Any = c_bindings._dispatch_has_kernel_for_dispatch_key
     has_computed_kernel: Any = c_bindings._dispatch_has_computed_kernel_for_dispatch_key

@@ -14,12 +14,13 @@ import torch
 
 from memfit.device.virtual import cudnn_benchmark, workspace
 from memfit.device.virtual.card_rules import CardRules, plain
-from memfit.device.virtual.card_scratch import card_scratch
+from memfit.device.virtual.card_scratch import EITHER_BACKWARD, EITHER_FORWARD, card_scratch
 from memfit.events import ALLOCATE, EMPTY_CACHE
 from memfit.trace import operator_scratch
 from memfit.trace.event_record import EventRecord
 from memfit.trace.operators import Operator
 
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
 ConvolutionPass = tuple[Any, int]
 """(plan that cuDNN searches, or None; bytes of its workspace) for one output of a convolution."""
 
@@ -112,13 +113,23 @@ class CallMemory:
         What is asked of the card for them is no fact of the trace, unless a script may ask how much is allocated.
         """
         assert self._rules is not None
-        description = workspace.card_call(func, args)
+        description = self._backward_of_either(func, args) or workspace.card_call(func, args)
         if not description:
             return workspace.scratch(self._rules, func, args)
         self.card_calls[row] = CardCall(description=description)
         rules = self._rules if self._record.live is not None else plain(self._rules)
         nbytes = card_scratch(rules, description)
         return (nbytes,) * workspace.moments(func, args) if nbytes else ()
+
+    def _backward_of_either(self, func: Any, args: Any) -> str:
+        """Describes the backward of a call that is flash's or cuDNN's; empty for all others."""
+        if func is not _FLASH_BACKWARD:
+            return ""
+        number = self._record.number_of(args[5])
+        forward = self.card_calls.get(self._record.made_by[number]) if number is not None else None
+        if forward is None or not forward.description.startswith(EITHER_FORWARD):
+            return ""
+        return f"{EITHER_BACKWARD} {workspace.flash_backward_scratch(args[1], args[2])}"
 
     def _note_moment(self, row: int) -> None:
         """Notes behind which of its operator's events a described call takes its scratch."""

@@ -17,7 +17,7 @@ from memfit.device.virtual.card_rules import CardRules, card_rules, plain
 from memfit.device.virtual.card_scratch import card_scratch
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.trace.cublas_workspaces import with_workspaces_of
-from memfit.trace.trace_columns import scratch_of
+from memfit.trace.trace_columns import scratch_of, without_storages
 
 
 def trace_on(trace: Trace, device: Device) -> Trace:
@@ -52,7 +52,7 @@ def with_card_scratch(trace: Trace, device: Device) -> Trace:
         trace.nbytes[taken[order]], moments.nbytes
     ):
         return trace
-    return _with_moments(_without(trace, taken), moments)
+    return _with_moments(without_storages(trace, taken), moments)
 
 
 def without_card_scratch(trace: Trace) -> Trace:
@@ -60,7 +60,8 @@ def without_card_scratch(trace: Trace) -> Trace:
     if trace.operator_card_call is None or not any(trace.card_calls):
         return trace
     is_described = np.array([bool(call) for call in trace.card_calls])[trace.operator_card_call]
-    return _without(trace, np.flatnonzero(scratch_of(trace) & (trace.made_by >= 0) & is_described[trace.made_by]))
+    is_taken = scratch_of(trace) & (trace.made_by >= 0) & is_described[trace.made_by]
+    return without_storages(trace, np.flatnonzero(is_taken))
 
 
 def _moments(trace: Trace, card: CardRules) -> _Moments:
@@ -90,23 +91,6 @@ def _made_at(trace: Trace) -> np.ndarray:
     made_at = np.full(len(trace.nbytes), len(trace.kind))
     made_at[trace.storage[events]] = events
     return made_at
-
-
-def _without(trace: Trace, storages: np.ndarray) -> Trace:
-    """The trace without these storages, which are scratch."""
-    goes = np.zeros(len(trace.nbytes) + 1, bool)  # the last one stands for no storage
-    goes[storages] = True
-    stays, event_stays = ~goes[:-1], ~goes[trace.storage]
-    numbers = np.append(np.cumsum(stays) - 1, -1)
-    gone = np.append(0, np.cumsum(~event_stays))
-    return replace(
-        trace,
-        kind=trace.kind[event_stays],
-        storage=numbers[trace.storage[event_stays]].astype(trace.storage.dtype),
-        operator=trace.operator[event_stays],
-        phases=tuple((name, int(start - gone[start]), int(end - gone[end])) for name, start, end in trace.phases),
-        **{name: getattr(trace, name)[stays] for name in ("nbytes", "category", "stream", "made_by")},
-    )
 
 
 def _with_moments(trace: Trace, moments: _Moments) -> Trace:

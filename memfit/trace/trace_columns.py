@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
@@ -24,6 +26,23 @@ def scratch_of(trace: Trace) -> np.ndarray:
     chosen = np.zeros(len(trace.nbytes), bool)
     chosen[trace.storage[:-1][at_once]] = True
     return chosen & (trace.category == CATEGORIES.index("workspace"))
+
+
+def without_storages(trace: Trace, storages: np.ndarray) -> Trace:
+    """The trace without these storages; the others are numbered anew."""
+    goes = np.zeros(len(trace.nbytes) + 1, bool)  # the last one stands for no storage
+    goes[storages] = True
+    stays, event_stays = ~goes[:-1], ~goes[trace.storage]
+    numbers = np.append(np.cumsum(stays) - 1, -1)
+    gone = np.append(0, np.cumsum(~event_stays))
+    return replace(
+        trace,
+        kind=trace.kind[event_stays],
+        storage=numbers[trace.storage[event_stays]].astype(trace.storage.dtype),
+        operator=trace.operator[event_stays],
+        phases=tuple((name, int(start - gone[start]), int(end - gone[end])) for name, start, end in trace.phases),
+        **{name: getattr(trace, name)[stays] for name in ("nbytes", "category", "stream", "made_by")},
+    )
 
 
 def storage_numbers(kind: np.ndarray, storage: np.ndarray, is_scratch: np.ndarray) -> np.ndarray | None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from memfit.device.virtual.card_rules import RecordedRules
 from memfit.device.virtual.data_dependent import NOT_HANDLED
 from memfit.device.virtual.fake_mode import Remembered
 from memfit.device.virtual.packed_sequences import unpacked_in_a_trace
@@ -28,6 +29,7 @@ from memfit.torch_compat import (
     FakeTensor,
     TorchDispatchMode,
     current_autograd_node,
+    dispatch_depth,
     is_traceable_wrapper_subclass_type,
     outside_inference_mode,
 )
@@ -137,6 +139,8 @@ class Tracer(EventRecord, TorchDispatchMode):
                 replaced(torch.random, get_rng_state=self._random_state(torch.random.get_rng_state)),
                 self,
             ):
+                if isinstance(self.virtual.rules, RecordedRules):
+                    self.virtual.rules.modes = dispatch_depth()
                 self.look_back()
                 yield self
         finally:

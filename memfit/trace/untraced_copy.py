@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from memfit.device.hardware.process_limits import has_room_for_copy
-from memfit.device.virtual.card_rules import note_fact, recorded_facts
+from memfit.device.virtual.card_rules import attention_shared, is_attention_shared, note_fact, recorded_facts
 from memfit.forked_process import ForkedBranch, ForkedProcess, NoResultError, is_forkable
 from memfit.job import Job
 from memfit.trace.event_limit import event_limit, most_events
@@ -92,7 +92,9 @@ def recorded_in_copy(job: Job, *arguments: Any) -> Any:
     if _copies.copy is None:
         raise NoResultError
     kind = type(job)
-    recorded = _copies.copy.call("recorded", id(kind), _name_of(kind), job.settings(), event_limit(), arguments)
+    recorded = _copies.copy.call(
+        "recorded", id(kind), _name_of(kind), job.settings(), event_limit(), is_attention_shared(), arguments
+    )
     result, facts = recorded.result()
     for fact in facts:
         note_fact(fact)
@@ -106,14 +108,15 @@ class _UntracedProcess:
         self._record = record
 
     def recorded(
-        self, kind: int, name: _Name, settings: Mapping[str, Any], events: int, arguments: tuple[Any, ...]
-    ) -> tuple[Any, list[str]]:
+        self, kind: int, name: _Name, settings: Mapping[str, Any], events: int, is_shared: bool,
+        arguments: tuple[Any, ...],
+    ) -> tuple[Any, list[str]]:  # fmt: skip
         """(what was traced in a copy of this process, facts that it asked of its card)."""
         with closing(ForkedBranch()) as branch:
             if branch.is_copy:
                 try:
                     torch.set_num_threads(1)
-                    with recorded_facts() as read, most_events(events):
+                    with recorded_facts() as read, attention_shared(is_shared), most_events(events):
                         result = self._record(_class_of(kind, name)(**settings), *arguments)
                     branch.give((result, sorted(read)))
                 finally:

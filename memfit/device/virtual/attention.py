@@ -4,6 +4,8 @@ The rules are those of ATen/native/transformers/cuda/sdp_utils.cpp and attention
 backward follows from its own meta kernel and derivative; backward's scratch is in ``memfit.device.virtual.workspace``.
 Up to torch 2.13 the efficient kernel takes no grouped heads (pytorch/pytorch pull request 191085 adds them later): in
 float32, or with a mask, grouped-query attention is the math kernel's.
+A call that is cuDNN's on cards that prefer it and flash's on others is traced as flash's where such cards may share the
+trace: the two give the same but for the generator's state (``memfit.trace.attention_kernels``).
 Left out: nested tensors, FlashAttention 3 and FP8, deterministic algorithms.
 """
 
@@ -19,10 +21,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from memfit.device.virtual.card_rules import CardRules
-from memfit.torch_compat import scoped_library
+from memfit.device.virtual.card_rules import CardRules, RecordedRules
+from memfit.device.virtual.card_scratch import NUMBER, STATE_OF_FLASH
+from memfit.torch_compat import FakeTensor, disable_current_modes, dispatch_depth, scoped_library
+from memfit.torch_compat.attributes import are_transforms_active
+from memfit.torch_compat.saved_hooks import top_saved_tensors_hooks
 
 CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
+EITHER = "flash or cudnn"
+_is_either = [False]
+_alike: dict[tuple[Any, ...], bool] = {}
+"""By what a call is made with, whether flash and cuDNN give the same."""
 
 _HALF = (torch.float16, torch.bfloat16)
 _aten = torch.ops.aten
@@ -40,10 +49,16 @@ def choose(
 ) -> str:
     """The kernel that CUDA takes for this call: ``cudnn``, ``flash``, ``efficient`` or ``math``.
 
+    ``flash or cudnn`` where the trace is for cards of both kinds.
+
     Respects ``torch.nn.attention.sdpa_kernel`` and ``torch.backends.cuda.enable_*_sdp``.
     """
     call = (card, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     can_cudnn = torch.backends.cuda.cudnn_sdp_enabled() and _cudnn(*call)
+    if can_cudnn and not dropout_p and _may_share(card, query, key, value):
+        flash = torch.backends.cuda.flash_sdp_enabled() and _flash(*call)
+        if flash and _gives_alike(query, key, value, is_causal):
+            return EITHER
     if can_cudnn and _cudnn_first(card):  # asked where it decides: a trace holds for every card that answers the same
         return CUDNN
     if torch.backends.cuda.flash_sdp_enabled() and _flash(*call):
@@ -54,7 +69,78 @@ def choose(
 
 
 def _cudnn_first(card: CardRules) -> bool:
-    return card.prefers_cudnn_attention and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+    return card.prefers_cudnn_attention and not _is_deprioritized()
+
+
+def _is_deprioritized() -> bool:
+    return os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
+
+
+def _may_share(card: CardRules, *tensors: Tensor) -> bool:
+    """Whether other cards may share the trace, as nothing but attention's own backward sees what a call keeps for it.
+
+    No transform does, no dispatch mode of the job's or of a compiler, and no hook of saved tensors but those of
+    checkpointing, which drop or detach them.
+    """
+    if not card.shares_attention or _is_deprioritized():
+        return False
+    hooks = top_saved_tensors_hooks(True)
+    return (
+        all(type(tensor) is FakeTensor for tensor in tensors)
+        and (hooks is None or hooks[0].__module__ == "torch.utils.checkpoint")
+        and not are_transforms_active()
+        and isinstance(card, RecordedRules)
+        and dispatch_depth() == card.modes
+    )
+
+
+def _gives_alike(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bool:
+    """Whether flash and cuDNN give outputs and gradients of the same shapes, strides and bytes."""
+    keeps = _trains(query, key, value)
+    made_with = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in (query, key, value))
+    call = (*made_with, is_causal, keeps)
+    if call not in _alike:
+        with torch.no_grad(), disable_current_modes():
+            _alike[call] = _compared(query.detach(), key.detach(), value.detach(), is_causal, keeps)
+    return _alike[call]
+
+
+def _compared(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, keeps: bool) -> bool:
+    given = (query, key, value)
+    flash = _aten._scaled_dot_product_flash_attention(*given, 0.0, is_causal, False)
+    cudnn = _aten._scaled_dot_product_cudnn_attention(*given, None, keeps, 0.0, is_causal, False)
+    held = [[_bytes(each) for each in kept] for kept in (flash[6:], cudnn[6:])]
+    if held != [[STATE_OF_FLASH, NUMBER, 0], [NUMBER, NUMBER, None]] or _bytes(flash[1]) != _bytes(cudnn[1]):
+        return False
+    if any(isinstance(each, Tensor) for each in (*flash[2:4], *cudnn[2:4])) or not _is_like(flash[0], cudnn[0]):
+        return False
+    if not keeps:
+        return True
+    most = (flash[4], flash[5], 0.0, is_causal)
+    gradients = (
+        _aten._scaled_dot_product_flash_attention_backward(
+            flash[0], *given, flash[0], flash[1], None, None, *most, flash[6], flash[7]
+        ),
+        _aten._scaled_dot_product_cudnn_attention_backward(
+            cudnn[0], *given, cudnn[0], cudnn[1], cudnn[6], cudnn[7], None, None, None, *most
+        ),
+    )
+    return all(_is_like(first, second) for first, second in zip(*gradients, strict=True))
+
+
+def _bytes(tensor: Any) -> int | None:
+    return tensor.untyped_storage().nbytes() if isinstance(tensor, Tensor) else None
+
+
+def _is_like(first: Tensor, second: Tensor) -> bool:
+    return (first.shape, first.stride(), first.dtype, _bytes(first)) == (
+        second.shape, second.stride(), second.dtype, _bytes(second),
+    )  # fmt: skip
+
+
+def is_either() -> bool:
+    """Whether the call of flash that runs now is cuDNN's on cards that prefer that."""
+    return _is_either[-1]
 
 
 def _is_within(card: CardRules, first: tuple[int, int], last: tuple[int, int]) -> bool:
@@ -185,6 +271,12 @@ def attend(
         return _aten._scaled_dot_product_cudnn_attention(
             query, key, value, attn_mask, keeps, dropout_p, is_causal, False, scale=scale
         )[0]
+    if kernel == EITHER:
+        _is_either.append(True)
+        try:
+            return _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, False, scale=scale)[0]
+        finally:
+            _is_either.pop()
     if kernel == FLASH:
         head = query.size(-1)
         out = _aten._scaled_dot_product_flash_attention(

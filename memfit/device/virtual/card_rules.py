@@ -55,6 +55,11 @@ class CardRules:
         return next(splits for splits in use if use[splits] >= 0.85 * max(use.values()))
 
     @property
+    def shares_attention(self) -> bool:
+        """Whether a call that is flash's on some cards and cuDNN's on others is traced as flash's on all."""
+        return False
+
+    @property
     def prefers_cudnn_attention(self) -> bool:
         """Hopper and data centre Blackwell (sdp_utils.cpp, check_prefer_cudnn_attention), unless set otherwise."""
         if self.cudnn_attention_first is not None:
@@ -62,6 +67,8 @@ class CardRules:
         return self.has_major(9, 10)
 
 
+_shares_attention = [False]
+"""Whether a trace is for cards of both kinds of attention, by context."""
 _recorders: list[set[str]] = []
 """Open recorders; not by thread, since autograd reads rules in threads of its own."""
 _FIELDS = frozenset(field.name for field in fields(CardRules))
@@ -76,6 +83,13 @@ class RecordedRules(CardRules):
         """Answers as another card from now on."""
         for name, value in vars(plain(card_rules(device))).items():
             object.__setattr__(self, name, value)
+
+    modes = 0
+    """Dispatch modes that are entered where a job's code runs; 0: not known."""
+
+    @property
+    def shares_attention(self) -> bool:
+        return _shares_attention[-1]
 
     def __getattribute__(self, name: str) -> Any:
         if name in _FIELDS:
@@ -113,6 +127,22 @@ def recorded_facts() -> Iterator[set[str]]:
     finally:
         _recorders.pop()
         read.discard("cudnn_attention_first")
+
+
+@contextmanager
+def attention_shared(is_shared: bool = True) -> Iterator[None]:
+    """Context whose traces are put on a card before they are used, so that cards which prefer cuDNN's attention may
+    share them with others: ``memfit.planner.prediction.question_on``."""
+    _shares_attention.append(is_shared)
+    try:
+        yield
+    finally:
+        _shares_attention.pop()
+
+
+def is_attention_shared() -> bool:
+    """Whether ``attention_shared`` is entered."""
+    return _shares_attention[-1]
 
 
 def card_rules(device: Device) -> CardRules:

@@ -13,9 +13,13 @@ from memfit.device.virtual.card_rules import CardRules
 
 FLOAT = 4
 """Bytes of a float32."""
+STATE_OF_FLASH, NUMBER = 16, 8
+"""Bytes of the generator's state that flash keeps for backward, and of one number: both kernels of attention keep
+another one."""
 FLASH_FORWARD, EFFICIENT_BACKWARD, CONVOLUTION_BACKWARD = "flash_forward", "efficient_backward", "convolution_backward"
-"""Words that a description begins with. The numbers behind them are those that ``_flash_forward``,
-``_efficient_backward`` and ``_convolution_backward`` take, in their order."""
+EITHER_FORWARD, EITHER_BACKWARD = "flash_or_cudnn_forward", "flash_or_cudnn_backward"
+"""Words that a description begins with. The numbers behind them are those that the functions of ``_RULES`` take, in
+their order."""
 FULL, HALF, BRAIN = 32, 16, 17
 """The last number of a convolution: its type (float32, float16, bfloat16)."""
 
@@ -67,6 +71,16 @@ def _convolution_backward(card: CardRules, copies: int, tensors: int, kind: int)
     return copies + (tensors if runs_on_tensor_cores(card, kind) else 0)
 
 
+def _either_forward(card: CardRules, batch_heads: int, lq: int, lk: int, head: int) -> int:
+    """Flash's, on cards that do not prefer cuDNN's attention, of whose own nothing is known."""
+    return 0 if card.prefers_cudnn_attention else _flash_forward(card, batch_heads, lq, lk, head)
+
+
+def _either_backward(card: CardRules, nbytes: int) -> int:
+    return 0 if card.prefers_cudnn_attention else nbytes
+
+
 _RULES: dict[str, Callable[..., int]] = {
     FLASH_FORWARD: _flash_forward, EFFICIENT_BACKWARD: _efficient_backward, CONVOLUTION_BACKWARD: _convolution_backward,
+    EITHER_FORWARD: _either_forward, EITHER_BACKWARD: _either_backward,
 }  # fmt: skip

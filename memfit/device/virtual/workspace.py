@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from memfit.device.hardware.catalogue import cublas_workspace_bytes
+from memfit.device.virtual.attention import is_either
 from memfit.device.virtual.card_rules import CardRules, plain
 from memfit.device.virtual.card_scratch import (
     BRAIN,
     CONVOLUTION_BACKWARD,
     EFFICIENT_BACKWARD,
+    EITHER_FORWARD,
     FLASH_FORWARD,
     FLOAT,
     FULL,
@@ -127,7 +129,8 @@ def card_call(func: Any, args: Any) -> str:
     if func is _aten.convolution_backward.default:
         return convolution_backward_call(args)
     if func is _aten._scaled_dot_product_flash_attention.default:
-        return flash_forward_call(args[0], args[1], args[3] if len(args) > 3 else 0.0)
+        call = flash_forward_call(args[0], args[1], args[3] if len(args) > 3 else 0.0)
+        return call.replace(FLASH_FORWARD, EITHER_FORWARD) if is_either() else call
     if func is _aten._scaled_dot_product_efficient_attention_backward.default and args[1].dtype in _HALF:
         return efficient_backward_call(args[1], args[2], args[3])
     return ""
