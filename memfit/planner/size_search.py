@@ -20,7 +20,7 @@ RAISED = 2
 """Sizes in a row below the limit, with a known one above it, after which what is left is halved."""
 SECANT = 8
 """Tries after which every second one halves what is left."""
-STEPS = (2, 3, 4, 5, 8, 16, 32, 64, 128, 256, 512)
+STEPS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 """Steps that are tried where a size is refused."""
 TOO_LONG = 3
 """Sizes whose trace is too long after which the search ends."""
@@ -228,19 +228,42 @@ class _Search:
                 continue
             if self._takes(near):
                 self._place(near)
-                self._step, self._stepped = step, size
-                return self._on_finest_step(size, near, [other for other in steps if step % other == 0])
+                if self._is_bound(size, near, step):
+                    self._high = min(self._high, size)
+                    return near
+                self._stepped, self._step = size, step
+                self._step = self._finest_step(near, [other for other in steps if other < step])
+                return near
             if near < size:
                 refused.add(step)
         return None
 
-    def _on_finest_step(self, size: int, taken: int, steps: Sequence[int]) -> int:
-        """A size on the finest of the steps that the job takes; ``taken`` where there is no finer one."""
-        for step in steps:
-            if self._lies_between(near := self._near(size, step)) and self._takes(near):
-                self._step = step
-                return near
-        return taken
+    def _is_bound(self, size: int, taken: int, step: int) -> bool:
+        """Whether a size is refused because it is too large, and not because it lies between multiples of a step.
+
+        Args:
+            taken: the multiple below the size.
+        """
+        beside, above = taken - self._step, taken + step
+        if not 0 < beside < taken < size or not (beside in self._known or self._is_taken(beside)):
+            return False
+        return above in self._refused or not self._lies_between(above) or not self._is_taken(above)
+
+    def _is_taken(self, size: int) -> bool:
+        """Whether the job takes a size, which says where to search on."""
+        if size in self._refused or not self._takes(size):
+            return False
+        self._place(size)
+        return True
+
+    def _finest_step(self, taken: int, steps: Sequence[int]) -> int:
+        """The finest of the steps by which the job also takes a size beside one; as it is where there is no finer one.
+
+        Args:
+            steps: ascending.
+        """
+        fits = (step for step in steps if taken % step == 0 and taken - step > 0)
+        return next((step for step in fits if taken - step in self._known or self._is_taken(taken - step)), self._step)
 
     def _near(self, size: int, step: int) -> int:
         below = size // step * step
@@ -275,6 +298,6 @@ class _Search:
             if slope <= 0:
                 return doubled
             estimate = int(min(low + (self._limit - self._known[low]) / slope, 64 * low + 64))
-        if estimate >= high and high in self._refused:
+        if estimate >= high - 1 and high in self._refused:  # the job's bound is met first: an estimate creeps
             return halfway
         return min(max(estimate, low + 1), high - 1)

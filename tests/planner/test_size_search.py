@@ -61,6 +61,35 @@ def test_the_search_ends_below_what_a_job_refuses(most):
     assert not answer.stopped
 
 
+@pytest.mark.parametrize("own", [None, 256, 384])
+@pytest.mark.parametrize("most", [700, 1000, 5000])
+def test_a_bound_beside_multiples_of_a_step_is_no_step(most, own):
+    needs, tried = needs_of(lambda size: size <= most)
+    answer = search_size(needs, 1 << 40, starts=(1,), own=own)
+    assert (answer.size, answer.step, answer.ended.size) == (most, 1, most + 1)
+    assert len(tried) < 80
+
+
+@pytest.mark.parametrize("most", [700, 5000])
+def test_an_estimate_above_the_bound_of_a_job_does_not_creep(most):
+    needs, tried = needs_of(lambda size: size <= most)
+
+    def likely(low, other, high):
+        return min((500_000 - 100) // 7, high - 1)
+
+    answer = search_size(needs, 500_000, likely, starts=(1, 256), own=256)
+    assert (answer.size, answer.ended.size) == (most, most + 1)
+    assert len(tried) < 80
+
+
+@pytest.mark.parametrize("step", [3, 6, 12, 96])
+@pytest.mark.parametrize("own", [None, 384])
+def test_steps_that_are_no_powers_of_two(step, own):
+    needs, _ = needs_of(lambda size: size % step == 0)
+    answer = search_size(needs, 100 + 7 * 5_000, starts=(1, own or 96), own=own)
+    assert (answer.size, answer.exact, answer.step) == (5_000 // step * step, True, step)
+
+
 @pytest.mark.parametrize(("least", "size"), [(400, 1271), (1271, 1271), (1272, None)])
 def test_sizes_below_the_least_that_a_job_takes_are_searched_from_above(least, size):
     needs, _ = needs_of(lambda tried: tried >= least)
