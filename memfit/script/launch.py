@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -33,8 +35,12 @@ _GRACE_SECONDS = 120.0
 """Time after the limit to compute the answer."""
 
 
-_running: set[subprocess.Popen[bytes]] = set()
-"""The traced processes that this one waits for."""
+_REMOVAL_SECONDS = 4.0
+"""Time in which a traced process that is told to end deletes its sandbox; within what a verb has to end in."""
+
+
+_running: dict[subprocess.Popen[bytes], bool] = {}
+"""The traced processes that this one waits for, and whether each has a sandbox."""
 _WINDOWS = 2
 """Complete windows that a verdict takes."""
 
@@ -117,21 +123,21 @@ def _trace_once(request: TraceRequest, output: IO[str] | None) -> ScriptOutcome:
             command, pass_fds=files, stdout=output or error_descriptor(), stdin=subprocess.DEVNULL,
             env=script_environment(), start_new_session=True,
         )  # fmt: skip  # Ctrl-C comes to this process alone, which ends that one
-        _running.add(process)
+        _running[process] = not request.unsafe_writes
         try:
             code = process.wait(timeout=request.limit_seconds + _GRACE_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _end({process: not request.unsafe_writes})
             raise InputError(
                 f"the script did not stop at its limit of {request.limit_seconds:.0f} s",
                 "it was killed without a result",
                 "write a smaller job, or give memfit trace --limit more time",
             ) from None
         except BaseException:
-            process.kill()
+            _end({process: not request.unsafe_writes})
             raise
         finally:
-            _running.discard(process)
+            _running.pop(process, None)
         answered.seek(0)
         if code == NO_SANDBOX:
             raise InputError(
@@ -144,8 +150,24 @@ def _trace_once(request: TraceRequest, output: IO[str] | None) -> ScriptOutcome:
 
 def end_traces() -> None:
     """Ends every traced process that a thread of this process waits for."""
-    for process in list(_running):
-        process.kill()
+    _end(dict(_running))
+
+
+def _end(processes: Mapping[subprocess.Popen[bytes], bool]) -> None:
+    """Ends traced processes. One that has a sandbox deletes its folder first; a script without one might handle the
+    signal that asks for it.
+
+    Args:
+        processes: whether each has a sandbox.
+    """
+    for process, has_sandbox in processes.items():
+        process.terminate() if has_sandbox else process.kill()
+    end = time.monotonic() + _REMOVAL_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _read(answered: IO[bytes], code: int) -> ScriptOutcome:

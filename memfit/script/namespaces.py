@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import os
 import platform
+import signal
 import socket
 import struct
 from functools import cache
@@ -99,9 +100,9 @@ def drop_capabilities() -> None:
     _check(libc.syscall(_CAPSET[platform.machine()], header, sets), "capset")
 
 
-def set_parent_death_signal() -> None:
-    """Asks the kernel to kill this process when its parent ends."""
-    _libc().prctl(_SET_PARENT_DEATH_SIGNAL, 9, 0, 0, 0)
+def set_parent_death_signal(number: int = signal.SIGKILL) -> None:
+    """Asks the kernel to send this process a signal, by default to kill it, when its parent ends."""
+    _libc().prctl(_SET_PARENT_DEATH_SIGNAL, number, 0, 0, 0)
 
 
 def bring_up_loopback() -> None:

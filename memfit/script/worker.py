@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import NoReturn
 
 from memfit.frame_room import in_frame_room
 from memfit.garbage import frozen_imports
@@ -22,6 +25,8 @@ from memfit.script.sandbox import OverlayLayer, SandboxError, changes, enter_san
 
 NO_SANDBOX = 90
 """Exit code: this machine offers no sandbox."""
+_REMOVALS = 20
+_REMOVAL_PAUSE_SECONDS = 0.1
 
 
 def main() -> None:
@@ -33,12 +38,12 @@ def main() -> None:
     if request.unsafe_writes:
         run(request, result_file)
         return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     scratch = Path(tempfile.mkdtemp(prefix="memfit-sandbox-"))
     child = os.fork()
     if child:
-        _, status = os.waitpid(child, 0)
-        shutil.rmtree(scratch, onerror=_make_removable)
-        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+        _remove_after(child, scratch, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     namespaces.set_parent_death_signal()
     try:
         layers = enter_sandbox(scratch, writable=[Path(folder) for folder in request.writable])
@@ -46,6 +51,27 @@ def main() -> None:
         os.write(result_file, str(error).encode())
         os._exit(NO_SANDBOX)
     os._exit(_run_inside(request, result_file, layers))
+
+
+def _remove_after(child: int, scratch: Path, mask: set[int | signal.Signals]) -> NoReturn:
+    """Waits for the process in the sandbox, deletes the sandbox's folder, and ends with that process's code.
+
+    SIGTERM, which also comes where memfit is killed, ends that process first.
+
+    Args:
+        mask: the signals that are to be blocked from now on.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+    namespaces.set_parent_death_signal(signal.SIGTERM) if namespaces.is_supported() else None
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    _, status = os.waitpid(child, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for _ in range(_REMOVALS):
+        shutil.rmtree(scratch, onerror=_make_removable)
+        if not scratch.exists():
+            break
+        time.sleep(_REMOVAL_PAUSE_SECONDS)  # what ran in the sandbox is ending
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
 def _run_inside(request: TraceRequest, result_file: int, layers: list[OverlayLayer]) -> int:
