@@ -16,6 +16,7 @@ from memfit.device.virtual.virtual_device import is_intercepted
 from memfit.torch_compat.attributes import schema_of
 from memfit.trace import autograd_formulas, linear_sums, mask_operators, range_operators
 from memfit.trace.collectives import HOLDS, is_collective
+from memfit.trace.index_bounds import looks_up
 from memfit.trace.mask_operators import Follow
 from memfit.trace.operand_types import is_checked
 from memfit.trace.sparse_tensors import MAY_BE_SPARSE
@@ -34,6 +35,8 @@ class Operator:
     """Whether ``takes_sparse`` may say so of tensors where none was sparse before."""
     is_checked: bool
     """Whether its operands have types to be checked."""
+    looks_up: bool
+    """Whether its indices are compared with the rows that there are."""
     flops: Callable[..., int] | None
     """Floating point operations, as ``torch.utils.flop_counter`` counts them; None where it counts none."""
     writes: bool
@@ -71,6 +74,7 @@ def operator(func: Any) -> Operator:
             is_intercepted=is_intercepted(func),
             may_be_sparse=func in MAY_BE_SPARSE,
             is_checked=is_checked(func),
+            looks_up=looks_up(func),
             flops=flop_registry.get(func.overloadpacket),
             writes=schema.is_mutable,
             copies=func in _COPIES,

@@ -51,11 +51,30 @@ def _random(func: Any, args: Any, out: Any) -> None:
     _note(out, low, high - 1)
 
 
+def _counted(func: Any, args: Any, out: Any) -> None:
+    """``arange(end)``, ``arange(start, end)`` or ``arange(start, end, step)``."""
+    first = 0 if func is _aten.arange.default else args[0]
+    step = args[2] if len(args) > 2 else 1
+    if out.dtype in _INTEGERS and out.numel() and isinstance(first, int) and isinstance(step, int):
+        last = first + step * (out.numel() - 1)
+        _note(out, min(first, last), max(first, last), is_attained=True)
+
+
+def _shifted(func: Any, args: Any, out: Any) -> None:
+    """Counted integers with a number, such as positions from an offset on, where the result is known."""
+    between, value = range_of(args[0]), value_of(out)
+    has_number = len(args) > 1 and not isinstance(args[1], Tensor)
+    if between is None or not between.is_attained or value is None or not has_number or out.dtype not in _INTEGERS:
+        return
+    with disable_current_modes():
+        _note(out, int(value.min()), int(value.max()), is_attained=True)
+
+
 def _kept(func: Any, args: Any, out: Any) -> None:
     """What holds elements of its first argument alone."""
     between = range_of(args[0])
     if between is not None and out.dtype in _INTEGERS:
-        _note(out, between.least, between.largest)
+        _note(out, between.least, between.largest, is_attained=between.is_attained and func in _KEEP_ALL)
 
 
 def _view(func: Any, args: Any, out: Any) -> None:
@@ -64,7 +83,8 @@ def _view(func: Any, args: Any, out: Any) -> None:
         return
     for made in out if isinstance(out, list | tuple) else (out,):
         if isinstance(made, FakeTensor) and made.dtype == args[0].dtype:
-            note_range(made, between.least, between.largest, between.version)
+            is_attained = between.is_attained and func in _KEEP_ALL
+            note_range(made, between.least, between.largest, between.version, is_attained=is_attained)
 
 
 def _joined(func: Any, args: Any, out: Any) -> None:
@@ -83,12 +103,23 @@ def _range(tensor: Tensor) -> IntegerRange | None:
         return IntegerRange(least=int(value.min()), largest=int(value.max()))
 
 
-def _note(out: Any, least: int, largest: int) -> None:
+def _note(out: Any, least: int, largest: int, *, is_attained: bool = False) -> None:
     if isinstance(out, FakeTensor) and largest >= least:
-        note_range(out, least, largest)
+        note_range(out, least, largest, is_attained=is_attained)
 
 
+_KEEP_ALL = frozenset(
+    {
+        _aten._to_copy.default, _aten.clone.default, _aten.view.default, _aten._unsafe_view.default,
+        _aten.unsqueeze.default, _aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.expand.default,
+        _aten.permute.default, _aten.transpose.int, _aten.t.default, _aten.alias.default, _aten.detach.default,
+        _aten.repeat.default,
+    }
+)  # fmt: skip
+"""Operators whose output holds every element of their first argument."""
 _FOLLOWED: dict[Any, Follow] = {
+    _aten.arange.default: _counted, _aten.arange.start: _counted, _aten.arange.start_step: _counted,
+    _aten.add.Tensor: _shifted, _aten.sub.Tensor: _shifted, _aten.mul.Tensor: _shifted, _aten.repeat.default: _kept,
     _aten.argmax.default: _position, _aten.argmin.default: _position,
     _aten.max.dim: _positions_beside(1), _aten.min.dim: _positions_beside(1), _aten.median.dim: _positions_beside(1),
     _aten.mode.default: _positions_beside(1, -1), _aten.kthvalue.default: _positions_beside(2, -1),

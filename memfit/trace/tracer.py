@@ -39,6 +39,7 @@ from memfit.trace.call_memory import CallMemory
 from memfit.trace.deep_graphs import room_for_deep_graphs
 from memfit.trace.event_record import EventRecord
 from memfit.trace.gradient_accumulation import made_in, sums_in_place
+from memfit.trace.index_bounds import check_indices
 from memfit.trace.linear_sums import LinearSums, added_in_place
 from memfit.trace.mask_operators import NONZERO, know_positions
 from memfit.trace.net_kind import NetKind
@@ -232,6 +233,8 @@ class Tracer(EventRecord, TorchDispatchMode):
                 out, known = self.virtual.mode.remembered(func, args, kwargs)
             if kind.is_checked and (known is None or not known.is_seen):
                 check_operand_types(func, args)
+            if kind.looks_up:
+                check_indices(func, args)
             if out is NOT_HANDLED:
                 out = func(*args, **kwargs)
         if of_linear:

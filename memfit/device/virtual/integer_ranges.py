@@ -25,11 +25,13 @@ class IntegerRange:
 
     Attributes:
         version: of the tensor, whose writes end what is known.
+        is_attained: whether both numbers are among the tensor's elements.
     """
 
     least: int
     largest: int
     version: int = 0
+    is_attained: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IntegerRange:
         return self
@@ -48,13 +50,14 @@ def range_of(tensor: Any) -> IntegerRange | None:
     return between if between is not None and between.version == tensor_version(tensor) else None
 
 
-def note_range(tensor: Tensor, least: int, largest: int, version: int = 0) -> None:
+def note_range(tensor: Tensor, least: int, largest: int, version: int = 0, *, is_attained: bool = False) -> None:
     """Notes between which numbers the integers of a tensor lie that an operator gives.
 
     Args:
         version: of what it is a view of; 0 for a new tensor.
+        is_attained: whether both numbers are among its elements.
     """
-    tensor.__dict__[RANGE] = IntegerRange(least=least, largest=largest, version=version)
+    tensor.__dict__[RANGE] = IntegerRange(least=least, largest=largest, version=version, is_attained=is_attained)
 
 
 def size_of(between: IntegerRange) -> int:
