@@ -14,6 +14,7 @@ from memfit.atomic_file import write_atomic
 from memfit.errors import InputError, unwritable, why_unreadable
 from memfit.job import Precision
 from memfit.mesh import MeshShape, mesh_of
+from memfit.printable import shortened
 
 VERSION = 1
 MODES = ("keep", "selective", "full", "offload")
@@ -29,6 +30,8 @@ WRITING = ("synchronous", "asynchronous")
 """Whether training waits while a checkpoint is written, or continues while a copy is written."""
 ALLOCATORS = ("default", "expandable_segments")
 """How the card's caching allocator reserves its segments."""
+MOST_WHOLE = 2**63 - 1
+"""The largest whole number that every reader of TOML takes."""
 LEAST_BUDGET, MOST_BUDGET = 1 << 20, 1 << 60
 """Bytes: a plan of less, or more, was not made for a machine."""
 PRECISIONS = typing.get_args(Precision)
@@ -244,6 +247,10 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 def _checked(values: dict[str, Any], path: str) -> Plan:
     """The plan with these values, each checked alone and against the others."""
     _check_keys(values, Plan, f"plan file {path}")
+    for name, value in values.items():
+        if type(value) is int and value > MOST_WHOLE:
+            seen = f"plan file {path}: {name} = {shortened(str(value), 40)}"
+            raise InputError(seen, f"more than {MOST_WHOLE}, the largest whole number of a TOML file", _AGAIN)
     for name, least in {"budget_bytes": 1, "global_batch": 1, "micro_batch": 1, "seed": 0}.items():
         if values[name] < least:
             raise InputError(f"plan file {path}: {name} = {values[name]}", f"less than {least}", _AGAIN)

@@ -61,6 +61,20 @@ def is_stream(samples: Any) -> bool:
     return hasattr(samples, "__iter__") and not isinstance(samples, Set) and not _is_by_index(samples)
 
 
+def check_no_loader(job: Job, samples: Any) -> None:
+    """Refuses what gives batches in place of samples.
+
+    Raises:
+        InputError: it is a DataLoader that makes batches: a window would hold as many batches as it has samples.
+    """
+    from torch.utils.data import DataLoader
+
+    if isinstance(samples, DataLoader) and samples.batch_sampler is not None:
+        why = f"gave {type(samples).__name__}, whose batches would each count as one sample"
+        write = "give its data set, such as loader.dataset: memfit shuffles samples, divides and collates them"
+        raise InputError(f"{type(job).__name__}.dataset()", why, write)
+
+
 def _is_by_index(samples: Any) -> bool:
     """Whether a data set has a length and samples by index; torch's own ``Dataset.__getitem__`` only raises."""
     from torch.utils.data import Dataset

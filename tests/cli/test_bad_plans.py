@@ -36,6 +36,10 @@ CHANGES = {
     "a size above the micro-batch": ("micro_batch = 3", "micro_batch = 2", "a micro-batch of 3"),
     "a negative budget": ("budget_bytes = ", "budget_bytes = -", "less than 1"),
     "a negative seed": ("seed = 0", "seed = -1", "less than 0"),
+    "a seed beyond 64 bits": ("seed = 0", f"seed = {2**64}", f"more than {2**63 - 1}"),
+    "a warm-up beyond 64 bits": ("warmup_windows = 0", f"warmup_windows = {10**400}", f"more than {2**63 - 1}"),
+    "a number of 5000 digits": ("seed = 0", f"seed = {'9' * 5000}", "a whole number has too many digits"),
+    "lists nested deeply": ("stages = []", f"stages = {'[' * 9000}{']' * 9000}", "nested too deeply"),
     "a time that is none": (
         "step_seconds = ",
         "step_seconds = nan # ",

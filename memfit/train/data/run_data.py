@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memfit.batch.dataset import by_index, is_stream, lengths_of
+from memfit.batch.dataset import by_index, check_no_loader, is_stream, lengths_of
 from memfit.batch.windows import Windows
 from memfit.engine.protocol import Engine
 from memfit.engine.torchrun_env import torchrun_env
@@ -83,6 +83,7 @@ def samples_and_windows(job: Job, plan: Plan, ranks: int) -> tuple[Any, list[int
         InputError: see ``load_run_data``.
     """
     raw = job.dataset()
+    check_no_loader(job, raw)
     if not is_stream(raw):
         samples, lengths = by_index(job, raw), lengths_of(job)
         return samples, lengths, Windows.of_plan(plan, size=len(samples), lengths=lengths, ranks=ranks)
