@@ -185,7 +185,10 @@ def _remedy(error: BaseException, frames: Iterable[tuple[FrameType, int]]) -> st
     if is_of_nested_tensors(error):
         return PADDED
     if "Expected more than 1 value per channel when training" in str(error):
-        return "batch normalisation refuses one item: ask for two or more, such as --micro-batch 2"
+        return (
+            "batch normalisation refuses one item: ask for two or more, such as --micro-batch 2, and in a run for a"
+            " --global-batch that leaves no sample alone at the end of an epoch"
+        )
     return "mend the job at that line"
 
 

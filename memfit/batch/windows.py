@@ -119,6 +119,10 @@ class Windows:
         epoch = bisect_right(self._starts, number) - 1
         return Window(number=number, epoch=epoch, ranks=self._epoch(epoch)[number - self._starts[epoch]])
 
+    def last_of_epoch(self, number: int) -> int:
+        """The number of the last window of the epoch in which the window of this number lies."""
+        return self._starts[self.window(number).epoch + 1] - 1
+
     def per_epoch(self, epoch: int) -> int:
         """Windows in an epoch."""
         return len(self._epoch(epoch))

@@ -34,7 +34,7 @@ from memfit.train.loop.memory_reports import MemoryReports
 from memfit.train.loop.metrics import EndedWindow, check_finite, lines_of_window, numbers_of
 from memfit.train.loop.monitor import Monitor
 from memfit.train.loop.phases import Phases
-from memfit.train.loop.preflight import largest_micro_batches, preflight_training, try_saving
+from memfit.train.loop.preflight import largest_micro_batches, preflight_training, try_lone_sample, try_saving
 from memfit.train.loop.rank_report import RankReport
 from memfit.train.loop.run_context import (
     RunContext,
@@ -277,12 +277,12 @@ class TrainingLoop:
         return lines_of_window(ended, numbers, reports, share_ranks(self._engine), self._context.plan, alarm)
 
     def _preflight(self) -> None:
-        """Tries each phase once, the largest first, after training, whose step makes the state that the others lie
-        beside. Every rank tries the largest micro-batch of any rank."""
+        """Tries each phase once, the largest first, after training, whose step makes what the others lie beside."""
         context = self._context
         parts = largest_micro_batches(self._state, context, self._recovery)
         sizes = {name: phase.get("process_bytes", 0) for name, phase in context.plan.phases.items()}
         try:
+            try_lone_sample(self._state, context, self._recovery, self._mark)
             with ForkedCopyGuard(), preflight_training(self._state, parts, self._recovery, self._mark):
                 for name in sorted(("validate", "save"), key=lambda name: -sizes.get(name, 0)):
                     context.progress(name, context.first)

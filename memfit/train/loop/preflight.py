@@ -26,6 +26,7 @@ from memfit.apply.losses import MicroBatch
 from memfit.apply.random_state import random_state, set_random_state
 from memfit.apply.train_state import TrainState
 from memfit.apply.window import Attempt, Guard, TurnGradients, run_window
+from memfit.batch.windows import Windows
 from memfit.engine.collectives import gather
 from memfit.engine.protocol import Engine
 from memfit.nested_tensors import tensors_in
@@ -171,8 +172,31 @@ class _LeavesAlone(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+def try_lone_sample(
+    train_state: TrainState, context: RunContext, recovery: Recovery, mark: Callable[[str], None]
+) -> None:
+    """Tries a window of one sample where an epoch of larger micro-batches ends with one. A job may refuse it, as one
+    that normalises over the batch does, and would do so after hours. Every rank calls it.
+
+    Raises:
+        Exception: see ``preflight_training``, and what the job raises.
+    """
+    if not isinstance(context.windows, Windows):
+        return
+    last = context.windows.last_of_epoch(context.first)
+    first, ending = (context.windows.window(number).micro_batches for number in (context.first, last))
+    lone = min(ending, key=len)
+    if last >= context.last or len(lone) > 1 or min(map(len, first)) == 1:
+        return
+    make = partial(make_micro_batch, train_state, context, context.first)
+    parts = recovery.micro_batches([lone], lambda ids, keeps: make(ids, keeps=keeps))
+    with preflight_training(train_state, parts, recovery, mark):
+        pass
+
+
 def largest_micro_batches(train_state: TrainState, context: RunContext, recovery: Recovery) -> list[MicroBatch]:
-    """Of the first windows, the micro-batch of any rank that costs most, as often as a trial needs it."""
+    """Of the first windows, the micro-batch of any rank that costs most, as often as a trial needs it. Every rank tries
+    the same."""
     some = range(context.first, min(context.first + PROVEN_FROM, context.last))
     shares = [share for number in some for share in context.windows.window(number).ranks]
     windows = [recovery.sizes.parts_of(share) for share in shares]
