@@ -120,7 +120,7 @@ def _has_room() -> bool:
 
 
 def _trace_early(request: AheadRequest, asked: AskedJob, goes_on: Callable[[], bool]) -> None:
-    """The process before the answer: traces the step on other cards, unless another one is at work."""
+    """The process before the answer: traces the step on other cards and at another size, unless one is at work."""
     from memfit.cli.progress import progress
     from memfit.device.hardware.process_limits import has_room_for_copy
     from memfit.planner.trace_ahead import AheadTraces
@@ -136,7 +136,7 @@ def _trace_early(request: AheadRequest, asked: AskedJob, goes_on: Callable[[], b
         try:
             with progress("tracing", quiet=True):
                 ahead = AheadTraces(asked, lambda: goes_on() and has_room_for_copy())
-                ahead.trace_other_cards(request.shape, find_device(request.device), **request.choices)
+                ahead.trace_meanwhile(request.shape, find_device(request.device), **request.choices)
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)  # copies of this process have the file open, too
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device, catalogue
-from memfit.device.virtual.card_rules import card_rules
 from memfit.events import Trace
 from memfit.geometry import MOST
 from memfit.job import Shape
@@ -48,7 +47,7 @@ class AheadTraces:
         first = self._traced(shape, device, choices) if device.is_cuda else None
         if first is None:
             return
-        other = self._traced(Shape(items=2 if shape.items != 2 else 4, length=shape.length), device, choices)
+        other = self._traced(_other_size(shape), device, choices)
         if other is None:
             return
         low, high = sorted((first, other), key=lambda question: question.shape.items)
@@ -81,17 +80,21 @@ class AheadTraces:
                 known += sharing_cards(question) if question is not None else []
         return others
 
-    def trace_other_cards(self, shape: Shape, device: Device, **choices: Any) -> None:
-        """Traces a question's step on other cards while another process traces it on its own, so that nothing is known
-        of what the step asks of a card. Cards on the other side of ``AMPERE`` come first, then those that prefer the
-        other kernel of attention: most steps that ask something ask that.
+    def trace_meanwhile(self, shape: Shape, device: Device, **choices: Any) -> None:
+        """Traces while another process traces a question's step, so that nothing is known of what it asks of a card.
+
+        Cards on the other side of ``AMPERE`` come first: most steps that ask something ask that. Then comes another
+        micro-batch: most of the cards that are left share the trace that is being made.
 
         Args:
             shape, device, choices: as of ``AskedJob.question``.
         """
-        known = [device]
+        known, is_sized = [device], False
         cards = [card for card in catalogue().values() if card.is_cuda and card.usable_bytes is not None]
         for card in sorted(cards, key=lambda card: _likeness(card, device)):
+            if not is_sized and _is_newer(card) == _is_newer(device):
+                is_sized = True
+                self._traced(_other_size(shape), device, choices)
             if card not in known:
                 self._asked.look_again()
                 question = self._traced(shape, card, choices)
@@ -109,15 +112,16 @@ class AheadTraces:
         return None
 
 
-def _likeness(card: Device, other: Device) -> tuple[bool, bool, bool]:
+def _other_size(shape: Shape) -> Shape:
+    """The micro-batch that is traced beside another one."""
+    return Shape(items=2 if shape.items != 2 else 4, length=shape.length)
+
+
+def _is_newer(card: Device) -> bool:
+    return (card.compute_capability or (0, 0)) >= AMPERE
+
+
+def _likeness(card: Device, other: Device) -> tuple[bool, bool]:
     """Of cards that may run other kernels, the one that surely has some comes first."""
-    rules = [card_rules(device) for device in (card, other)]
-    newer, prefers, majors = (
-        len({answer(each) for each in rules}) == 1
-        for answer in (
-            lambda each: each.is_at_least(*AMPERE),
-            lambda each: each.prefers_cudnn_attention,
-            lambda each: each.compute_capability[0],
-        )
-    )
-    return newer, prefers, majors
+    major, other_major = ((device.compute_capability or (0, 0))[0] for device in (card, other))
+    return _is_newer(card) == _is_newer(other), major == other_major

@@ -90,13 +90,13 @@ class Attends(LinearLayer):
         return F.scaled_dot_product_attention(x, x, x).float().square().sum(), len(x)
 
 
-def test_before_the_answer_cards_come_first_that_surely_run_other_kernels():
-    """A card that may share the answer's trace comes when that is there."""
+def test_before_the_answer_a_card_of_other_kernels_comes_first_then_another_size():
+    """Cards that may share the answer's trace come when that is there."""
     asked, goes_on = AskedJob("attends", Attends), iter([True, True, False])
-    AheadTraces(asked, lambda: next(goes_on)).trace_other_cards(Shape(items=3), find_device("rtx3090"))
+    AheadTraces(asked, lambda: next(goes_on)).trace_meanwhile(Shape(items=3), find_device("rtx3090"))
     before = asked.traced
-    for card in ("t4", "h100"):
-        asked.predict(Shape(items=3), find_device(card))
+    for items, card in ((3, "t4"), (2, "rtx3090"), (2, "h100")):
+        asked.predict(Shape(items=items), find_device(card))
     assert asked.traced == before
 
 
