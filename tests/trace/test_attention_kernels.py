@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import memfit
 from memfit.device.hardware.catalogue import find_device
+from memfit.device.virtual import attention
 from memfit.job import Shape
 from memfit.planner import predict
 from memfit.planner.asked_job import AskedJob
@@ -266,6 +267,15 @@ def test_what_became_cudnns_is_no_other_cards():
     question = question_on(traced(Attends(), FLASH), CUDNN)
     assert holds_for(question, CUDNN)
     assert not holds_for(question, FLASH)
+
+
+def test_where_torch_knows_no_shapes_of_a_kernel_which_a_patch_stands_for_the_card_is_asked(monkeypatch):
+    def unknown(*given):
+        raise NotImplementedError("no meta kernel")
+
+    monkeypatch.setattr(attention, "_alike", {})
+    monkeypatch.setattr(attention, "_compared", unknown)
+    assert not holds_for(traced(Attends(), FLASH), CUDNN)
 
 
 def test_torch_is_told_to_prefer_flash(monkeypatch):
