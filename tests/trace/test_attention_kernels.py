@@ -25,6 +25,9 @@ from memfit.planner.prediction import answer, holds_for, question_on
 
 FLASH, CUDNN, TURING = find_device("rtx3090"), find_device("h100"), find_device("t4")
 SHAPE = Shape(items=3)
+KEEPS_STATE = "rng_state" in str(torch.ops.aten._scaled_dot_product_flash_attention.default._schema)
+"""Whether flash keeps a generator's state; in torch 2.6 it keeps two numbers, and the card is asked."""
+sharing = pytest.mark.skipif(not KEEPS_STATE, reason="with this torch, cards of the two kernels share no trace")
 
 
 def attend(x, **options):
@@ -239,7 +242,7 @@ def test_a_trace_is_on_every_card_what_the_card_itself_chooses(monkeypatch, job)
     for first, second in ((FLASH, CUDNN), (CUDNN, FLASH)):
         question = traced(job(), first)
         assert contents(question_on(question, first)) == contents(chosen(monkeypatch, job(), first))
-        assert holds_for(question, second) is (job not in APART)
+        assert holds_for(question, second) is (job in SAME or (job in SHARED and KEEPS_STATE))
         assert not holds_for(question, TURING) or job in SAME
         if holds_for(question, second):
             on_second, direct = question_on(question, second), chosen(monkeypatch, job(), second)
@@ -254,6 +257,7 @@ def test_a_call_within_a_transform_asks_the_card():
     assert not holds_for(traced(Transformed(), FLASH), CUDNN)
 
 
+@sharing
 @pytest.mark.parametrize("job", SHARED)
 def test_shared_calls_are_cudnns_on_cards_that_prefer_it(job):
     question = traced(job(), FLASH)
@@ -263,6 +267,7 @@ def test_shared_calls_are_cudnns_on_cards_that_prefer_it(job):
         assert used == {f"aten._scaled_dot_product_{kernel}_attention{end}.default" for end in ("", "_backward")}
 
 
+@sharing
 def test_what_became_cudnns_is_no_other_cards():
     question = question_on(traced(Attends(), FLASH), CUDNN)
     assert holds_for(question, CUDNN)
@@ -286,6 +291,7 @@ def test_torch_is_told_to_prefer_flash(monkeypatch):
         )
 
 
+@sharing
 @pytest.mark.parametrize("first", [FLASH, CUDNN], ids=lambda device: device.key)
 def test_sizes_between_follow_on_both(first):
     asked = AskedJob("attends", Attends)
