@@ -88,6 +88,8 @@ def check_options(command: click.Command, arguments: Sequence[str]) -> None:
             raise InputError(f"{name} twice", f"memfit {command.name} takes one", "write it once")
         given.add(parameter)
         text = value if equals else next_one
-        if text is not None and not text.strip(" \t\n,"):
-            write = f"write {name} {parameter.metavar or parameter.type.name.upper()}, or leave it out"
+        write = f"write {name} {parameter.metavar or parameter.type.name.upper()}, or leave it out"
+        if text is None:
+            raise InputError(name, "its value is missing", write)
+        if not text.strip(" \t\n,"):
             raise InputError(f"{name} {text!r}", "it is empty", write)

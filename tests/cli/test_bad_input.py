@@ -46,7 +46,10 @@ OPTIONS = {
     ),
     "option of other verbs, but for a letter": (["predict", RIGHT, "--devices", "t4"], ["write --device"]),
     "no such option before the verb": (["--jsn", "devices"], ["option --jsn", "see memfit --help"]),
-    "an option without its value": (["predict", RIGHT, "--device"], ["Option '--device' requires an argument"]),
+    "an option without its value": (
+        ["predict", RIGHT, "--device"],
+        ["memfit: --device: its value is", "write --device NAME"],
+    ),
     "more seconds than a clock holds": (
         ["run", "no/plan.toml", "--out", "no/run", "--patience", "1e300"],
         ["--patience '1e300'", "not a number of seconds from 1 to 2147483647", "write --patience 300"],
