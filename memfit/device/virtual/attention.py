@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 
 from memfit.device.virtual.card_rules import CardRules, RecordedRules
 from memfit.device.virtual.card_scratch import NUMBER, STATE_OF_FLASH
+from memfit.device.virtual.patching import appended
 from memfit.torch_compat import FakeTensor, disable_current_modes, dispatch_depth, scoped_library
 from memfit.torch_compat.attributes import are_transforms_active
 from memfit.torch_compat.saved_hooks import top_saved_tensors_hooks
@@ -275,11 +276,8 @@ def attend(
             query, key, value, attn_mask, keeps, dropout_p, is_causal, False, scale=scale
         )[0]
     if kernel == EITHER:
-        _is_either.append(True)
-        try:
+        with appended(_is_either, True):
             return _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, False, scale=scale)[0]
-        finally:
-            _is_either.pop()
     if kernel == FLASH:
         head = query.size(-1)
         out = _aten._scaled_dot_product_flash_attention(

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device
+from memfit.device.virtual.patching import appended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class RecordedRules(CardRules):
 
     @property
     def shares_attention(self) -> bool:
-        return _shares_attention[-1]
+        return is_attention_shared()
 
     def __getattribute__(self, name: str) -> Any:
         if name in _FIELDS:
@@ -129,15 +130,10 @@ def recorded_facts() -> Iterator[set[str]]:
         read.discard("cudnn_attention_first")
 
 
-@contextmanager
-def attention_shared(is_shared: bool = True) -> Iterator[None]:
+def attention_shared(is_shared: bool = True) -> AbstractContextManager[None]:
     """Context whose traces are put on a card before they are used, so that cards which prefer cuDNN's attention may
     share them with others: ``memfit.planner.prediction.question_on``."""
-    _shares_attention.append(is_shared)
-    try:
-        yield
-    finally:
-        _shares_attention.pop()
+    return appended(_shares_attention, is_shared)
 
 
 def is_attention_shared() -> bool:
