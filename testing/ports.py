@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -17,6 +18,12 @@ FIRST, LAST = 20_000, 31_999
 _HELD: deque[IO[bytes]] = deque()
 HELD = 64
 """Ports that a process keeps for itself, the newest ones."""
+
+
+@atexit.register
+def _let_go() -> None:
+    for file in _HELD:
+        file.close()
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -36,8 +36,6 @@ def test_a_trace_that_is_stopped_leaves_no_folder(tmp_path, number, code):
     for line in process.stderr:
         if b"written" in line:
             break
-        if b"offers none" in line:
-            pytest.skip("no sandbox here")
     assert list(temporary.glob("memfit-sandbox-*"))
     process.send_signal(number)
     process.communicate(timeout=30)
