@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_matrix
+import scipy  # which imports its parts when they are first asked for: a plan that keeps everything needs none
 
 from memfit.planner.search.checkpoint_options import CheckpointOption
 from memfit.planner.search.layout import Layout
@@ -118,7 +117,7 @@ def solve(problem: Problem, budget: float, *, gap: float = EXACT) -> list[int] |
         seconds / _scale(seconds) + 1e-7 * spare,
         constraints=_limits(problem, budget),
         integrality=np.ones(len(seconds)),
-        bounds=Bounds(0, 1),
+        bounds=scipy.optimize.Bounds(0, 1),
         options={"node_limit": NODES, "mip_rel_gap": gap},
     )
     return None if solution.x is None else _chosen(solution.x, counts)
@@ -134,7 +133,9 @@ def least_seconds(problem: Problem, budget: float) -> float:
     if not problem.ways:
         return 0.0
     seconds = _seconds(problem)
-    solution = _quiet_milp(seconds / _scale(seconds), constraints=_limits(problem, budget), bounds=Bounds(0, 1))
+    solution = _quiet_milp(
+        seconds / _scale(seconds), constraints=_limits(problem, budget), bounds=scipy.optimize.Bounds(0, 1)
+    )
     if solution.status == INFEASIBLE:
         return np.inf
     return 0.0 if solution.x is None else float(seconds @ solution.x) - TOLERANCE * float(seconds.max())
@@ -150,11 +151,15 @@ def floor(problem: Problem) -> list[int]:
     solution = _quiet_milp(
         np.concatenate([np.zeros(sum(counts)), [1.0]]),
         constraints=[
-            LinearConstraint(csr_matrix(np.hstack([_one_each(counts).toarray(), np.zeros((len(counts), 1))])), 1, 1),
-            LinearConstraint(csr_matrix(np.hstack([matrix, highest])), -np.inf, -problem.base / UNIT),
+            scipy.optimize.LinearConstraint(
+                scipy.sparse.csr_matrix(np.hstack([_one_each(counts).toarray(), np.zeros((len(counts), 1))])), 1, 1
+            ),
+            scipy.optimize.LinearConstraint(
+                scipy.sparse.csr_matrix(np.hstack([matrix, highest])), -np.inf, -problem.base / UNIT
+            ),
         ],
         integrality=np.concatenate([np.ones(sum(counts)), [0.0]]),
-        bounds=Bounds(0, np.concatenate([np.ones(sum(counts)), [np.inf]])),
+        bounds=scipy.optimize.Bounds(0, np.concatenate([np.ones(sum(counts)), [np.inf]])),
         options={"node_limit": NODES, "mip_rel_gap": EXACT},
     )
     return _chosen(solution.x[:-1], counts)
@@ -166,11 +171,11 @@ def _quiet_milp(*args: Any, **kwargs: Any) -> Any:
     try:
         kept = os.dup(1)
     except OSError:
-        return milp(*args, **kwargs)
+        return scipy.optimize.milp(*args, **kwargs)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 1)
-        return milp(*args, **kwargs)
+        return scipy.optimize.milp(*args, **kwargs)
     finally:
         os.dup2(kept, 1)
         os.close(kept)
@@ -185,19 +190,21 @@ def _scale(seconds: np.ndarray) -> float:
     return max(float(seconds.max()), 1e-12)
 
 
-def _limits(problem: Problem, budget: float) -> list[LinearConstraint]:
+def _limits(problem: Problem, budget: float) -> list[scipy.optimize.LinearConstraint]:
     """One way for each block, and the rows that some choice is above."""
-    limits = [LinearConstraint(_one_each([len(ways) for ways in problem.ways]), 1, 1)]
+    limits = [scipy.optimize.LinearConstraint(_one_each([len(ways) for ways in problem.ways]), 1, 1)]
     binding = sum(part.max(axis=1) for part in problem.bytes) > budget - problem.base
     if binding.any():
         matrix, above = np.hstack(problem.bytes) / UNIT, (budget - problem.base) / UNIT
-        limits.append(LinearConstraint(csr_matrix(matrix[binding]), -np.inf, above[binding]))
+        limits.append(
+            scipy.optimize.LinearConstraint(scipy.sparse.csr_matrix(matrix[binding]), -np.inf, above[binding])
+        )
     return limits
 
 
-def _one_each(counts: Sequence[int]) -> csr_matrix:
+def _one_each(counts: Sequence[int]) -> scipy.sparse.csr_matrix:
     rows = np.repeat(np.arange(len(counts)), counts)
-    return csr_matrix((np.ones(len(rows)), (rows, np.arange(len(rows)))))
+    return scipy.sparse.csr_matrix((np.ones(len(rows)), (rows, np.arange(len(rows)))))
 
 
 def _chosen(x: np.ndarray, counts: Sequence[int]) -> list[int]:
