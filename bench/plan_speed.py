@@ -3,7 +3,8 @@
 python -m bench.plan_speed [--only TEXT] [--json F]
 
 Each command runs in a process of its own, from its start to its end, on one thread, and on a second core where the
-machine has one. The clock counts only on a quiet machine. Two of the jobs are files that nobody tuned for: a
+machine has one. The clock counts only on a quiet machine: before each command both cores run the same loop at once,
+whose seconds say what the machine gives. Two of the jobs are files that nobody tuned for: a
 Transformers decoder and a diffusers U-Net, as a person would write them.
 """
 
@@ -33,6 +34,14 @@ CASES: list[tuple[str, str, str, dict[str, str]]] = [
     (f"{JOBS}:Unet", "16", "rtx3090", {}),
 ]
 """Job, global batch, card, settings."""
+LOOP = """
+import time
+n, begin = 0, time.perf_counter()
+for i in range(3_000_000):
+    n += i * i % 7
+print(time.perf_counter() - begin)
+"""
+"""A piece of Python whose seconds are those of a core."""
 
 
 def main() -> int:
@@ -51,7 +60,8 @@ def main() -> int:
             ok &= row["processor_seconds"] <= MOST
             print(
                 f"{name:44} {row['processor_seconds']:6.1f} s of the processor, "
-                f"{row['clock_seconds']:6.1f} s by the clock  {row['arithmetic']}, {row['step_seconds']}",
+                f"{row['clock_seconds']:6.1f} s by the clock (loop {row['loop_seconds']:.2f} s)  {row['arithmetic']}, "
+                f"{row['step_seconds']}",
                 flush=True,
             )
     figures = {"most_seconds": MOST, "plans": rows}
@@ -59,10 +69,18 @@ def main() -> int:
     return int(not ok)
 
 
+def loop_seconds() -> float:
+    """Seconds of the loop where two processes run it at once: the slower one's."""
+    command = [sys.executable, "-c", LOOP]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    return max(float(process.communicate()[0]) for process in both)
+
+
 def timed(job: str, batch: str, card: str, settings: dict[str, str]) -> dict[str, Any]:
     """One command's seconds of the processor (of all its processes) and by the clock, and what it found."""
     pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     command = [sys.executable, "-m", "memfit", "plan", job, "--global-batch", batch, "--device", card, *pairs, "--json"]
+    loop = loop_seconds()
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(command, cwd=ROOT, env=timed_environment(), capture_output=True, text=True)
     after, end = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -72,6 +90,7 @@ def timed(job: str, batch: str, card: str, settings: dict[str, str]) -> dict[str
     return {
         "processor_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         "clock_seconds": end - begin,
+        "loop_seconds": loop,
         "fits": answer["fits"],
         "arithmetic": answer.get("arithmetic"),
         "step_seconds": answer["step_seconds"],

@@ -99,10 +99,12 @@ def timing() -> str:
 
 def plan_speed() -> str:
     rows = (
-        [name, row["arithmetic"], f"{row['processor_seconds']:.0f}", f"{row['clock_seconds']:.1f}"]
+        [name, row["arithmetic"], f"{row['processor_seconds']:.0f}", f"{row['clock_seconds']:.1f}",
+         f"{row['loop_seconds']:.2f}"]
         for name, row in result("plan_speed")["plans"].items()
-    )
-    return table(["job, global batch, card", "plan", "processor seconds", "seconds by the clock"], rows)
+    )  # fmt: skip
+    head = ["job, global batch, card", "plan", "processor seconds", "seconds by the clock", "seconds of the loop"]
+    return table(head, rows)
 
 
 def variants() -> str:
