@@ -4,6 +4,8 @@ python -m pytest tests/planner/test_selection.py
 """
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -67,6 +69,12 @@ def test_never_worse_than_an_exhaustive_search(case):
     assert bound <= min(map(problem.seconds, fitting))
     assert problem.peak(result) <= budget * (1 + 1e-9) + 1
     assert problem.seconds(result) == pytest.approx(min(map(problem.seconds, fitting)), rel=1e-5, abs=1e-4)
+
+
+def test_a_plan_that_chooses_nothing_does_not_import_scipys_optimizers():
+    code = "import sys, memfit.planner.search.search; print('scipy.optimize' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_seconds_that_no_choice_is_below_are_near_those_of_the_best():
