@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from memfit.cli.options import (
     choose_device,
@@ -26,6 +27,8 @@ from memfit.errors import Exit, InputError
 from memfit.plan import ENGINES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memfit.device.hardware.catalogue import Device
     from memfit.planner.asked_job import AskedJob
     from memfit.planner.comparison import Subject, Variant
@@ -76,6 +79,12 @@ def command(
 
     if shape is not None and micro_batch is not None:
         raise InputError("--shape and --micro-batch", "both say the same", "write one of them")
+    _check_taken(
+        targets, {"--micro-batch": micro_batch, "--shape": shape},
+        {"--device": device_name, "--memory": memory, "--headroom": headroom},
+    )  # fmt: skip
+    if not engines and click.get_current_context().get_parameter_source("world") is ParameterSource.COMMANDLINE:
+        raise InputError(f"--world {world} without --engine", "they are that engine's ranks", "write --engine ddp too")
     named = device_name is not None or memory is not None
     device = choose_device(device_name, memory, headroom)
     count, ranks = whole_number("--micro-batch", micro_batch), whole_number("--world", world, least=2)
@@ -124,11 +133,38 @@ def _check_scripts(targets: tuple[str, ...], variants: list[Variant]) -> None:
         raise InputError(f"a variant of {script}", "a script is compared as it is written", write)
 
 
-def _of_file(target: str, variants: list[Variant], device: Device | None) -> Subject | None:
-    """Returns the column of a plan, trace or run; None if the argument is a job."""
+def _check_taken(targets: tuple[str, ...], sizes: Mapping[str, str | None], devices: Mapping[str, str | None]) -> None:
+    """Raises InputError where an option is given that no target takes, since all of them are files.
+
+    Args:
+        sizes, devices: what is given, by option.
+    """
+    suffixes = {file.suffix if file is not None else "" for file in map(_file_of, targets)}
+    size, device = (
+        next((name for name, value in some.items() if value is not None), None) for some in (sizes, devices)
+    )
+    if size is not None and "" not in suffixes:
+        why = "plans, traces and runs have a micro-batch of their own"
+        raise InputError(f"{size} {sizes[size]} for files alone", why, f"leave out {size}, or name a job")
+    if device is not None and suffixes == {".npz"}:
+        why = "a trace file holds what its step takes on its own device"
+        raise InputError(f"{device} {devices[device]} for trace files", why, f"leave out {device}, or name a job")
+    if device == "--headroom" and "" not in suffixes:
+        why = "a plan has a budget of its own, unless another device is named"
+        raise InputError(f"--headroom {devices[device]} for files alone", why, "write --device too")
+
+
+def _file_of(target: str) -> Path | None:
+    """The file of a plan, trace or run; None for a job or a script."""
     path = Path(target)
     file = path / "plan.toml" if path.is_dir() else path
-    if file.suffix not in (".toml", ".npz"):
+    return file if file.suffix in (".toml", ".npz") else None
+
+
+def _of_file(target: str, variants: list[Variant], device: Device | None) -> Subject | None:
+    """Returns the column of a plan, trace or run; None if the argument is a job."""
+    file = _file_of(target)
+    if file is None:
         return None
     if len(variants) > 1:
         seen = f"a variant of {target}"
@@ -137,11 +173,11 @@ def _of_file(target: str, variants: list[Variant], device: Device | None) -> Sub
         from memfit.plan import read_plan
         from memfit.planner.comparison import plan_subject
 
-        return plan_subject(path.name, read_plan(file), device)
+        return plan_subject(Path(target).name, read_plan(file), device)
     from memfit.planner.comparison import Subject
     from memfit.show.trace_file import read_trace
 
-    return Subject(name=path.name, prediction=read_trace(file), window_seconds=None)
+    return Subject(name=Path(target).name, prediction=read_trace(file), window_seconds=None)
 
 
 def _json(subject: Subject, first: Subject) -> dict[str, Any]:

@@ -46,6 +46,26 @@ OPTIONS = {
     ),
     "option of other verbs, but for a letter": (["predict", RIGHT, "--devices", "t4"], ["write --device"]),
     "no such option before the verb": (["--jsn", "devices"], ["option --jsn", "see memfit --help"]),
+    "a micro-batch for plans": (
+        ["compare", "a.toml", "b.toml", "--micro-batch", "3"],
+        ["--micro-batch 3 for files alone", "a micro-batch of their own", "leave out --micro-batch, or name a job"],
+    ),
+    "a shape for plans and traces": (
+        ["compare", "a.toml", "b.npz", "--shape", "3x40"],
+        ["--shape 3x40 for files alone", "leave out --shape, or name a job"],
+    ),
+    "a device for traces": (
+        ["compare", "a.npz", "b.npz", "--device", "t4"],
+        ["--device t4 for trace files", "on its own device", "leave out --device, or name a job"],
+    ),
+    "ranks of no engine": (
+        ["compare", RIGHT, "--device", "cpu", "--checkpoint", "all", "--world", "4"],
+        ["--world 4 without --engine", "write --engine ddp too"],
+    ),
+    "a headroom for plans": (
+        ["compare", "a.toml", "b.toml", "--headroom", "5%"],
+        ["--headroom 5% for files alone", "a budget of its own", "write --device too"],
+    ),
     "an option without its value": (
         ["predict", RIGHT, "--device"],
         ["memfit: --device: its value is", "write --device NAME"],
