@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -12,6 +13,7 @@ from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.job import Job, Loss, Shape
 from memfit.plan import MemoryOption, PhasePolicy
 from memfit.planner.live_bytes import live_bytes_of
+from memfit.planner.options.option_context import memory_option
 from memfit.planner.plan_json import plan_json
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
@@ -278,3 +280,10 @@ def test_what_becomes_of_each_phase_is_told():
     assert memory_of(replace(option, saves={"train": 1 << 30, "validate": 1 << 30})) == "all -1.00 GiB"
     assert memory_of(replace(option, saves={"train": -(1 << 30), "validate": 1})) == "train +1.00 GiB"
     assert memory_of(replace(option, saves={"train": 0})) == "nothing"
+
+
+@pytest.mark.parametrize(("more", "less"), [(0.1 + 0.2, 0.3), (0.3, 0.1 + 0.2)])
+def test_last_digits_of_two_sums_of_seconds_are_no_cost(more, less):
+    context: Any = SimpleNamespace(phases=("train",))
+    option = memory_option(context, "fused optimizer", False, {}, "it is equal", seconds=more - less)
+    assert (option.seconds, option.costs) == (0.0, "nothing")

@@ -75,6 +75,10 @@ class OptionContext:
         return dict.fromkeys(self.phases, nbytes)
 
 
+ROUNDING = 1e-9
+"""Seconds that are no difference of two times but of their sums' last digits: no kernel takes as little."""
+
+
 def memory_option(
     context: OptionContext, name: str, applied: bool, saves: Mapping[str, int | None], reason: str, *,
     seconds: float | None, each: str = "a window", costs: str = "", changes_learning: bool = False, unknown: str = "",
@@ -91,6 +95,8 @@ def memory_option(
     known = {**dict.fromkeys(context.phases, 0), **saves}
     counted = {phase: nbytes for phase, nbytes in known.items() if nbytes is not None}
     assert unknown or (seconds is not None and len(counted) == len(known)), name
+    if seconds is not None and abs(seconds) < ROUNDING:
+        seconds = 0.0
     words = [costs] if costs else []
     if seconds is None:
         words.append("time unknown")
