@@ -22,7 +22,8 @@ _NOT_READINGS = re.compile(r"predict|budget|limit|total|capacity|utili[sz]ation|
 
 
 def read_metrics(text: str) -> Evidence | None:
-    """Growth and spikes of the memory in a metrics file; None where fewer than half of the lines are objects."""
+    """Growth and spikes of the memory in a metrics file; None where fewer than half of the lines are objects, or none
+    names bytes of memory."""
     objects, lines = [], [line for line in text.splitlines() if line.strip()]
     for line in lines:
         try:
@@ -43,7 +44,7 @@ def read_metrics(text: str) -> Evidence | None:
     worst = next((key for key in dict.fromkeys([name, *_FIRST, *series]) if grown.get(key)), name)
     readings, growth = series.get(worst, []), grown.get(worst)
     if not readings:
-        return Evidence(kind="metrics", notes=("No line of the file names bytes of memory.",))
+        return None
     return Evidence(
         kind="metrics",
         growth=None if growth is None else replace(growth, of_host=bool(_HOST.search(worst))),

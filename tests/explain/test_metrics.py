@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memfit.errors import InputError
 from memfit.explain.diagnosis import explain
 from memfit.explain.evidence_reader import read_evidence
 from memfit.explain.metrics import read_metrics
@@ -52,8 +53,15 @@ def test_metrics_in_other_units_and_without_memory() -> None:
     evidence = read_metrics(lines([1, 1, 1], key="memory/max_reserved_(GiB)") + "cut\n")
     assert evidence is not None
     assert evidence.readings == 3
-    assert read_metrics(lines([1, 1], key="loss_2")) is not None
+    assert read_metrics(lines([1, 1], key="loss_2")) is None
     assert read_metrics("plain text\n{}\nmore\ntext") is None
+
+
+@pytest.mark.parametrize("text", ["{}", lines([1, 1], key="loss_2")])
+def test_metrics_without_memory_tell_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(text)
+    with pytest.raises(InputError, match="no memory failure and no reading of memory is in it"):
+        read_evidence(str(tmp_path / "metrics.jsonl"))
 
 
 def test_a_failure_among_metrics_is_not_lost(tmp_path: Path) -> None:
