@@ -28,8 +28,8 @@ from memfit.trace.validation_traces import PolicyTraces, ValidationTrace
 Asked = PhasePolicy | tuple[PhasePolicy, Shape]
 """A policy for validation, and the micro-batch that it looks at where that is another."""
 TRACED = 45_000
-"""Operators that may be traced for options of validation which the plan leaves: 5 to 10 s. Where that is not enough for
-all of them, the job's first one comes first, then precision."""
+"""Operators that may be traced for options of validation which the plan leaves: 4 s of a core. Where that is not enough
+for all of them, the job's first one comes first, then precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
