@@ -62,9 +62,9 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
     if not (colon and name and module_name.strip(".")):
         near = difflib.get_close_matches(spec, built_in_jobs(), n=1)
         if spec.rstrip(":").endswith(".py"):
-            raise InputError(
-                f"job {spec!r}", "a file without the name of a job in it", f"write {spec.rstrip(':')}:Name"
-            )
+            file = spec.rstrip(":")
+            write = f"write {file}:Name, or, for a script, its command: -- python {file}"
+            raise InputError(f"job {spec!r}", "a file without the name of a job in it", write)
         hint = (
             f"write {near[0]}"
             if near

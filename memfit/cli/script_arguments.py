@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError
+from memfit.script.command_line import is_command_line
 
 if TYPE_CHECKING:
     from memfit.script.asked_script import AskedScript
@@ -82,11 +83,18 @@ def _no_script(verb: str, words: Sequence[str]) -> InputError:
 
 
 def _check_mark(verb: str, before: Sequence[str]) -> None:
-    """Refuses a command that is not behind ``--``, such as ``memfit predict python train.py``.
+    """Refuses a command that is not behind ``--``, such as ``memfit predict python train.py``, or that is one word.
 
     Args:
         before: the arguments before ``--``.
     """
+    lines = [word for word in before if len(word.split()) > 1 and is_command_line(word)]
+    if lines:
+        commands = (f"-- {'python ' if line.split()[0].endswith('.py') else ''}{line}" for line in lines)
+        write = " ".join(["memfit", shlex.join(word for word in before if word not in lines), *commands])
+        raise InputError(
+            f"memfit {verb} {shlex.quote(lines[0])}", "a script's command goes behind --", f"write {write}"
+        )
     for at, word in enumerate(before):
         if word in _STARTS and any(later.endswith(".py") or later == "-m" for later in before[at + 1 :]):
             write = f"write memfit {shlex.join(before[:at])} -- {shlex.join(before[at:])}"

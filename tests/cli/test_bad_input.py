@@ -46,6 +46,18 @@ OPTIONS = {
     ),
     "option of other verbs, but for a letter": (["predict", RIGHT, "--devices", "t4"], ["write --device"]),
     "no such option before the verb": (["--jsn", "devices"], ["option --jsn", "see memfit --help"]),
+    "a script's command in one word": (
+        ["max", "train.py --batch-size {batch}", "--device", "t4"],
+        ["a script's command goes behind --", "write memfit max --device t4 -- python train.py --batch-size {batch}"],
+    ),
+    "several commands, each in one word": (
+        ["compare", "train.py a", "torchrun train.py b"],
+        ["write memfit compare -- python train.py a -- torchrun train.py b"],
+    ),
+    "a script without the name of a job": (
+        ["predict", "train.py", "--device", "t4"],
+        ["write train.py:Name, or, for a script, its command: -- python train.py"],
+    ),
     "a micro-batch for plans": (
         ["compare", "a.toml", "b.toml", "--micro-batch", "3"],
         ["--micro-batch 3 for files alone", "a micro-batch of their own", "leave out --micro-batch, or name a job"],
