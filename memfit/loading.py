@@ -73,7 +73,7 @@ def load_job(spec: str, settings: dict[str, Any] | None = None, *, unit: str | N
         raise InputError(f"job {spec!r}", "no built-in job of that name", hint)
     with distributions_when_asked():
         module = (
-            _load_file(Path(module_name))
+            _load_file(Path(module_name), of_plan=unit is not None)
             if module_name.endswith(".py")
             else _import(module_name, spec if spec in built_in_jobs() else module_name)
         )
@@ -166,9 +166,13 @@ def _compiled_noted() -> AbstractContextManager[None]:
     return compiled_noted()
 
 
-def _load_file(path: Path) -> ModuleType:
+def _load_file(path: Path, *, of_plan: bool = False) -> ModuleType:
     """Runs a job's file. Its folder stays importable, as under ``python file.py``: its nets may import on first use."""
     if not path.is_file():
+        if of_plan and not path.is_absolute():
+            why = "the plan names a file that is not there from this folder"
+            write = f"go to the folder from which {path} is its path, and repeat the command"
+            raise InputError(f"job {path}", why, write)
         raise InputError(f"job {path}", "no such file", "write the path of a Python file, as path/file.py:Name")
     module, run = module_of_file(path, f"{_FILE}{path.stem}")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from memfit import toml
 from memfit.atomic_file import write_atomic
 from memfit.errors import InputError, unwritable, why_unreadable
 from memfit.job import Precision
+from memfit.job_path import folder_of_job, job_from_here
 from memfit.mesh import MeshShape, mesh_of
 from memfit.printable import shortened
 
@@ -96,6 +97,8 @@ class Plan:
     engine: str
     precision: str
     seed: int
+    job_folder: str | None = None
+    """The folder in which the relative path of the job's file holds; absent: unknown, or there is no such path."""
     checkpointing: dict[str, str] = field(default_factory=dict)
     """Mode by module path; a module that is not named keeps its activations."""
     validate_every: int | None = None
@@ -162,6 +165,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     """
     import tomli_w
 
+    plan = replace(plan, job_folder=plan.job_folder or folder_of_job(plan.job))
     values = {key: value for key, value in asdict(plan).items() if value is not None}
     values["settings"] = _without_none(values["settings"])
     for name in ("options", "stages"):
@@ -185,7 +189,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Reads a plan file.
+    """Reads a plan file. A job whose file is not here, but in the folder that the plan names, gets its absolute path.
 
     Raises:
         InputError: no such file, not TOML, another version, a key that is missing, unknown, or of another type.
@@ -217,7 +221,9 @@ def read_plan(path: str | Path) -> Plan:
             f"it is of version {version}, and this memfit reads version {VERSION}",
             "make it again with memfit plan --out",
         )
-    return _checked(_with_current_names(values), str(path))
+    plan = _checked(_with_current_names(values), str(path))
+    job, folder = job_from_here(plan.job, plan.job_folder)
+    return replace(plan, job=job, job_folder=folder)
 
 
 def _with_current_names(values: dict[str, Any]) -> dict[str, Any]:

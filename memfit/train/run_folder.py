@@ -16,6 +16,7 @@ from typing import Any
 
 from memfit.atomic_file import open_atomic, write_atomic
 from memfit.errors import InputError, unwritable
+from memfit.job_path import absolute_job
 from memfit.plan import Plan
 from memfit.train import line_parts
 from memfit.train.append_file import AppendFile
@@ -327,6 +328,11 @@ def check_same_samples(before: Plan, now: Plan, where: Path, also: Sequence[str]
     """
     for name in (*SAME, *also):
         old, new = getattr(before, name), getattr(now, name)
-        if old != new:
+        if old != new and not (name == "job" and _same_file(before, now)):
             seen = f"--resume with another plan: its {name} is {new!r}"
             raise InputError(seen, f"{where} was run with {old!r}", f"plan with {old!r}, or write another --out")
+
+
+def _same_file(before: Plan, now: Plan) -> bool:
+    """Whether the paths of two plans' jobs are those of one class, written from other folders."""
+    return absolute_job(before.job, before.job_folder) == absolute_job(now.job, now.job_folder)
