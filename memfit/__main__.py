@@ -16,7 +16,9 @@ def main() -> None:
     for number in numbers:
         signal.signal(number, end_at_once)
     from memfit.process_end import QuickEnd
+    from memfit.standard_streams import open_standard_streams
 
+    open_standard_streams()
     end = QuickEnd()
     atexit.register(end)  # before any other handler, so that it is the last
     from memfit.interruption import interrupted_by

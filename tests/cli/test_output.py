@@ -41,6 +41,27 @@ def test_a_full_disk_is_one_line(more):
     assert answer.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_verb_whose_streams_are_closed_does_its_work(closed: str, plan_file: Path, tmp_path: Path) -> None:
+    """A service may start a verb so; its output is discarded, and none of it goes into a file that the verb writes."""
+    write = [sys.executable, "-m", "memfit", "export", str(plan_file), "--to", "torchrun", "--out"]
+    undisturbed = subprocess.run([*write, tmp_path / "a.sh"], capture_output=True, text=True, check=True, cwd=ROOT)
+    script = f"{' '.join(write)} {tmp_path / 'b.sh'} {closed}"
+    answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert (tmp_path / "b.sh").read_text() == (tmp_path / "a.sh").read_text()
+    is_read = " >&-" not in f" {closed}"
+    assert answer.stdout == (undisturbed.stdout.replace("a.sh", "b.sh") if is_read else "")
+
+
+def test_a_mistake_that_nobody_can_read_still_has_its_exit_code() -> None:
+    script = f"{sys.executable} -m memfit predict no/job 2>&-; {sys.executable} -m memfit explain - <&-"
+    answer = subprocess.run(["bash", "-c", f"{script}; exit $?"], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("memfit: standard input: it is empty; ")
+    assert answer.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_narrow_encoding_gets_plain_characters(encoding):
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "OMP_NUM_THREADS": "1"}
