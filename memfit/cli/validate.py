@@ -39,7 +39,7 @@ def command(target: str, memory: str | None, as_json: bool) -> int:
     budget = 0 if memory is None else parse_size(memory, "--memory")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "values.json"
-        arguments = [sys.executable, "-m", "memfit.train.launch.validation_worker", target, str(file), str(budget)]
+        arguments = [sys.executable, "-m", "memfit.train.launch.validation_entry", target, str(file), str(budget)]
         supervisor = Supervisor()
         with ended_by_signals(lambda: click.echo("memfit: stopped", err=True)), supervisor.guarding():
             code = run_child(arguments, {**os.environ, **ENVIRONMENT, **for_child()})

@@ -7,9 +7,14 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from memfit.apply.train_state import build
 from memfit.device.hardware.catalogue import with_memory
@@ -19,12 +24,12 @@ from memfit.loading import load_job
 from memfit.planner.request import PlanRequest
 from memfit.planner.search.search import find_plan
 from memfit.trace.step_phases import fetch_synthetic, validate_once
-from memfit.train.checkpoint.checkpoints import Checkpoints
+from memfit.train.checkpoint.checkpoints import Checkpoints, read_checkpoint
 from memfit.train.checkpoint.saver import Saver
 from memfit.train.launch.validation_worker import main
 from memfit.train.loop.phases import VALIDATION
 from memfit.train.loop.rng import seed_stream
-from tests.cli.asking import is_one_line, really
+from tests.cli.asking import ROOT, is_one_line, really
 
 JOB = "testing/nets.py:Convolution"
 
@@ -107,3 +112,67 @@ def test_what_cannot_be_validated_is_one_line(saved, tmp_path, capfd):
     ).plan
     Saver(checkpoints=Checkpoints(tmp_path / "checkpoints"), plan=plan).save(build(job, "cpu"), 1)
     is_one_line(wrong(tmp_path, tmp_path, capfd), "Gan: it has no validation", "write validate(self, nets, batch)")
+
+
+def test_the_process_ends_with_a_verb_that_is_killed_while_it_imports_its_libraries(saved):
+    """torch takes seconds to import: a process whose parent is gone must not begin with it."""
+    run, _ = saved
+    seen = "import sys, runpy; sys.argv = ['', *sys.argv[1:]]; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+    watch = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {seen}"
+    entry = "memfit.train.launch.validation_entry"
+    command = [sys.executable, "-c", watch, entry, str(run), str(run / "values.json"), "0"]
+    environment = {**os.environ, "MEMFIT_PARENT": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (5, "False\n", "")
+
+
+def test_validate_starts_the_entry_that_ends_with_it(saved, monkeypatch):
+    from memfit.cli import validate
+    from memfit.train.launch import supervisor
+
+    commands = []
+    monkeypatch.setattr(supervisor, "run_child", lambda command, environment: commands.append(command) or 2)
+    CliRunner().invoke(validate.command, [str(saved[0])])
+    assert commands[0][2] == "memfit.train.launch.validation_entry"
+
+
+def test_a_validation_does_not_wait_for_threads_of_the_job(saved, tmp_path):
+    run, _ = saved
+    (tmp_path / "held.py").write_text(
+        "import threading, time\nfrom testing.nets import Convolution\n\n\nclass Held(Convolution):\n"
+        "    def validation_batch(self, shape):\n"
+        "        if 'reader' not in {thread.name for thread in threading.enumerate()}:\n"
+        "            threading.Thread(target=time.sleep, args=(60,), name='reader').start()\n"
+        "        return super().validation_batch(shape)\n"
+    )
+    copy = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(copy / "checkpoints")
+    plan = replace(read_checkpoint(run / "checkpoints" / "00000002").plan, job=f"{tmp_path}/held.py:Held")
+    train_state = build(load_job(plan.job), "cpu")
+    Saver(checkpoints=Checkpoints(copy / "checkpoints"), plan=plan).save(train_state, 2)
+    begin = time.monotonic()
+    code, out, err = really("validate", str(copy), "--json")
+    assert code == 0, err
+    assert json.loads(out)["window"] == 2
+    assert "memfit: the validation is done, and the job's threads (reader) have not ended 5 s later" in err
+    assert time.monotonic() - begin < 50
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "loop"])
+def test_a_path_that_the_system_refuses_is_one_line(saved, tmp_path, name, capsys):
+    run, _ = saved
+    (tmp_path / "loop").symlink_to("loop")
+    assert main([str(tmp_path / name / "run"), str(run / "values.json"), "0"]) == 2
+    assert "write" in capsys.readouterr().err
+
+
+def test_a_file_or_folder_within_a_run_gives_the_folder_to_write(saved, capsys):
+    run, _ = saved
+    number = run / "checkpoints" / "00000002"
+    for path, write in (
+        (number / "state.safetensors", f"write {number}"),
+        (number / "plan.toml", f"write {number}"),
+        (run / "checkpoints", f"write {run}, or one of its numbers"),
+    ):
+        assert main([str(path), str(run / "values.json"), "0"]) == 2
+        assert write in capsys.readouterr().err

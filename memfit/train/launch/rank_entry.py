@@ -40,12 +40,15 @@ def main(options: RunOptions) -> int:
     return worker.main(options)
 
 
-def leave(code: int) -> None:
+def leave(code: int, work: str = "the training") -> None:
     """Ends this process, once what memfit still writes is written. Python's own finalisation is left out: threads of
     gloo may still ask for Python's lock in it.
 
     One that is done waits ``LEAVES_SECONDS`` for the job's threads and runs its exit handlers, as Python does. One that
     failed does not: collectives that the other ranks never join, and threads of a pool, may never end.
+
+    Args:
+        work: what was done, to say so where it waits.
     """
     for thread in threading.enumerate():
         if thread.name.startswith("memfit-") and not thread.daemon:
@@ -53,7 +56,7 @@ def leave(code: int) -> None:
     if code == Exit.DONE:
         lift()  # the run is over: threads and exit handlers have the machine's memory again
         try:
-            threading.Thread(target=_end_later, args=(code,), name="memfit-leaves", daemon=True).start()
+            threading.Thread(target=_end_later, args=(code, work), name="memfit-leaves", daemon=True).start()
         except RuntimeError:  # the machine has no memory for a thread's stack
             _end(code)
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads; before it, pools are told to end
@@ -61,14 +64,14 @@ def leave(code: int) -> None:
     _end(code)
 
 
-def _end_later(code: int) -> None:
+def _end_later(code: int, work: str) -> None:
     """Ends this process though the job still holds it, and says what does."""
     time.sleep(LEAVES_SECONDS)
     main = threading.main_thread()
     names = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main]
     what = f"the job's threads ({', '.join(names)}) have" if names else "the job's exit handlers have"
     print(
-        f"memfit: the training is done, and {what} not ended {LEAVES_SECONDS:g} s later: they are ended now",
+        f"memfit: {work} is done, and {what} not ended {LEAVES_SECONDS:g} s later: they are ended now",
         file=sys.stderr,
     )
     _end(code)

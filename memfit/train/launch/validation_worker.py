@@ -1,9 +1,11 @@
-"""The process that validates a checkpoint by hand: started by ``memfit validate``, limited to the plan's budget."""
+"""The process that validates a checkpoint by hand: started by ``memfit validate``, limited to the plan's budget.
+
+``memfit.train.launch.validation_entry`` calls ``main`` here.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,12 +18,12 @@ from memfit.apply.phase_memory import with_settings
 from memfit.apply.train_state import TrainState, build
 from memfit.atomic_file import write_atomic
 from memfit.device.virtual import backend
-from memfit.errors import Exit, InputError, mistake_in_job
+from memfit.errors import Exit, InputError, mistake_in_job, why_unreadable
 from memfit.geometry import shape_of
 from memfit.job import Job, Shape
 from memfit.loading import load_job
 from memfit.plan import Plan
-from memfit.printable import keep_terminal_safe
+from memfit.printable import shortened
 from memfit.sizes import format_size
 from memfit.trace.step_phases import validate_once
 from memfit.train.checkpoint.checkpoints import Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
@@ -32,13 +34,15 @@ from memfit.train.launch import memory_limit
 from memfit.train.launch.ending import ended_by_job
 from memfit.train.launch.outcome import say
 from memfit.train.launch.plan_device import device_of_plan
-from memfit.train.launch.process_guard import die_with_parent
 from memfit.train.launch.stop_signals import ends_at_once
 from memfit.train.launch.warm_up import warm_up
 from memfit.train.loop.phases import VALIDATION
 from memfit.train.loop.rng import seed_all, seed_stream
 from memfit.train.loop.validation_data import ValidationData, mean_of, metrics_of, no_real_samples, validation_data
 from memfit.train.recovery.failure import clear_frames, give_back
+
+CHECKPOINTS = "checkpoints"
+"""The folder of them in that of a run."""
 
 
 def main(arguments: list[str]) -> int:
@@ -51,7 +55,7 @@ def main(arguments: list[str]) -> int:
         say(str(error))
         return Exit.BAD_INPUT
     except Exception as error:
-        mistake = mistake_in_job(error)
+        mistake = mistake_in_job(error) or _unreadable(target, error)
         if mistake is None:
             raise
         say(str(mistake))
@@ -65,15 +69,30 @@ def main(arguments: list[str]) -> int:
     return Exit.DONE
 
 
+def _unreadable(target: Path, error: Exception) -> InputError | None:
+    """What the system refuses of the path that was given, such as one that is too long; None for another error."""
+    if not isinstance(error, OSError) or not str(error.filename or "").startswith(str(target)):
+        return None
+    seen, why = f"run {shortened(str(error.filename))}", f"cannot be read: {why_unreadable(error)}"
+    return InputError(seen, why, "write the path of a run's folder that can be read")
+
+
 def find_checkpoint(target: Path) -> Checkpoint:
     """The checkpoint itself, or the newest whole one of a run.
 
     Raises:
-        InputError: there is none, or it is torn or foreign.
+        InputError: there is none, or it is torn or foreign; names the folder where the target lies in one, or is the
+            folder of a run's checkpoints.
+        OSError: the system refuses the path.
     """
+    above = target.parent
+    if target.is_file() and (is_checkpoint(above) or (above / CHECKPOINTS).is_dir()):
+        raise InputError(f"run {target}", "a file of a run, and not its folder", f"write {above}")
+    if not is_checkpoint(target) and Checkpoints(target).numbers():
+        raise InputError(f"run {target}", "the folder of a run's checkpoints", f"write {above}, or one of its numbers")
     if is_checkpoint(target):
         return read_checkpoint(target)
-    checkpoint = Checkpoints(target / "checkpoints").newest(say)
+    checkpoint = Checkpoints(target / CHECKPOINTS).newest(say)
     if checkpoint is None:
         why = "there is no checkpoint in it" if target.exists() else "no such folder"
         write = "write a folder that memfit run --out wrote, or one of its checkpoints/NUMBER"
@@ -210,9 +229,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return value if abs(value) < float("inf") else None
-
-
-if __name__ == "__main__":
-    die_with_parent()
-    keep_terminal_safe()
-    sys.exit(main(sys.argv[1:]))
