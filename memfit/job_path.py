@@ -12,8 +12,10 @@ def job_file(job: str) -> str:
 
 
 def folder_of_job(job: str) -> str | None:
-    """The working folder, where a job's relative path holds in it; None otherwise."""
-    return os.getcwd() if os.path.isfile(job_file(job)) else None
+    """The working folder, where a job's relative path holds in it; None otherwise, and where a plan file, which is
+    UTF-8, cannot name it."""
+    folder = os.getcwd() if os.path.isfile(job_file(job)) else None
+    return folder if folder is None or folder.isprintable() else None
 
 
 def job_from_here(job: str, folder: str | None) -> tuple[str, str | None]:

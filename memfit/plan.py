@@ -195,7 +195,7 @@ def read_plan(path: str | Path) -> Plan:
         InputError: no such file, not TOML, another version, a key that is missing, unknown, or of another type.
     """
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"plan file {path}",

@@ -3,6 +3,7 @@
 python -m pytest tests/test_job_path.py
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,3 +81,13 @@ def test_a_run_goes_on_from_another_folder_and_from_its_own_again(
 def test_a_job_without_a_relative_path_stays_as_it_is() -> None:
     for job in ("f5_tts/base", "package.module:Net", "/projects/net.py:Net"):
         assert absolute_job(job, "/elsewhere") == job
+
+
+def test_a_folder_that_no_plan_file_can_name_is_left_out(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = read_plan(project / "plan.toml")
+    odd = project.parent / os.fsdecode(b"odd-\xff")
+    odd.mkdir()
+    (odd / "net.py").write_text(JOB)
+    monkeypatch.chdir(odd)
+    write_plan(replace(plan, job="net.py:Net"), "plan.toml")
+    assert (read_plan("plan.toml").job, read_plan("plan.toml").job_folder) == ("net.py:Net", None)

@@ -71,13 +71,13 @@ def command(name: str | None, file: Path | None, as_json: bool) -> int:
 def _add(file: Path) -> int:
     cards = read_cards(file)
     path = added_cards_file()
-    before = path.read_text() if path.exists() else ""
+    before = path.read_text("utf-8") if path.exists() else ""
     if before:
         for key in cards.keys() & read_cards(path).keys():
             raise InputError(f"[{key}] of {file.name}", f"{path} has that card", f"change it in {path}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, f"{before.rstrip()}\n\n{file.read_text()}".lstrip())
+        write_atomic(path, f"{before.rstrip()}\n\n{file.read_text('utf-8')}".lstrip())
     except OSError as error:
         raise InputError(str(path), str(error), "set XDG_CONFIG_HOME to a folder that can be written") from error
     for card in cards.values():

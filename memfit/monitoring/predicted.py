@@ -44,7 +44,7 @@ def _of_file(path: Path) -> dict[str, int]:
         return predicted_bytes(read_plan(path))
     write = "write the file of memfit trace --json F, memfit predict --json or memfit plan --out"
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text("utf-8"))
     except (OSError, UnicodeError) as error:
         raise InputError(str(path), f"cannot be read: {why_unreadable(error)}", write) from error
     except (ValueError, RecursionError) as error:

@@ -32,7 +32,7 @@ class Margin:
 @cache
 def margins() -> dict[str, Margin]:
     """The measured kinds of nets, as ``Trace.net_kind`` calls them."""
-    tables = toml.loads(files("memfit.replay").joinpath("margins.toml").read_text())
+    tables = toml.loads(files("memfit.replay").joinpath("margins.toml").read_text("utf-8"))
     return {kind: Margin(low=table["low"], high=table["high"], runs=table["runs"]) for kind, table in tables.items()}
 
 

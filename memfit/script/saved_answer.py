@@ -39,7 +39,7 @@ def read_answer_file(path: str) -> SavedAnswer:
     InputError: the file cannot be read, or is no answer of a script with a verdict.
     """
     try:
-        values: Any = json.loads(Path(path).read_text())
+        values: Any = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise InputError(f"--from-trace {path}", f"it cannot be read: {why_unreadable(error)}", _WRITE) from error
     except (ValueError, RecursionError) as error:

@@ -137,7 +137,7 @@ def _run(plan: Plan, world: int, windows: int) -> dict[str, Any]:
             result: dict[str, Any] = json.loads((folder / "result.json").read_text())
             return result
         if (folder / "error.txt").exists():
-            seen, _, rest = (folder / "error.txt").read_text().partition(": ")
+            seen, _, rest = (folder / "error.txt").read_text("utf-8").partition(": ")
             why, _, write = rest.partition("; ")
             raise InputError(seen, why, write)
         if code == Exit.STOPPED:

@@ -117,7 +117,7 @@ class Interconnect:
 
 @cache
 def _tables() -> dict[str, Any]:
-    return toml.loads(files("memfit.device.hardware").joinpath("catalogue.toml").read_text())
+    return toml.loads(files("memfit.device.hardware").joinpath("catalogue.toml").read_text("utf-8"))
 
 
 @cache
@@ -250,7 +250,7 @@ def read_cards(path: Path) -> dict[str, Device]:
     if path.exists() and not path.is_file():
         raise InputError(str(path), "not a file of text", f"write {example.splitlines()[0]} and its figures into one")
     try:
-        tables = toml.loads(path.read_text())
+        tables = toml.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         raise InputError(str(path), str(error), f"write {example.splitlines()[0]} and its figures") from error
     cards = {}

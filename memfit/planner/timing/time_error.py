@@ -29,7 +29,7 @@ class TimeError:
 
 @cache
 def _measured() -> dict[str, dict[str, float]]:
-    return toml.loads(files("memfit.planner.timing").joinpath("time_errors.toml").read_text())
+    return toml.loads(files("memfit.planner.timing").joinpath("time_errors.toml").read_text("utf-8"))
 
 
 def time_error(net_kind: str, device: Device) -> TimeError:

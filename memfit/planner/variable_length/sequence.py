@@ -67,7 +67,7 @@ def read_shapes(path: str | Path) -> list[Window]:
         InputError: no such file, or a line that is no such window.
     """
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = Path(path).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = f"it cannot be read: {why_unreadable(error)}"
         raise InputError(f"--shapes {path}", why, "write the path of a text file, a window in each line") from error

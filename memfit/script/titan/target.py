@@ -121,7 +121,7 @@ def read_changes(path: str) -> dict[str, Any]:
     """
     write = "write a TOML file of sections such as [training], or the name of a configuration"
     try:
-        values = toml.loads(Path(path).read_text())
+        values = toml.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise InputError(f"--config {path}", f"it cannot be read: {why_unreadable(error)}", write) from error
     except (toml.TOMLDecodeError, UnicodeDecodeError) as error:

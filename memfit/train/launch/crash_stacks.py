@@ -44,7 +44,7 @@ def describe_crash(folder: RunFolder) -> str:
     """``, a crash in native code that net.py:41 in loss() called (stacks: FILE)``; empty where no rank has crashed."""
     for path in sorted(folder.stacks.glob("crash-*")):
         with contextlib.suppress(OSError):
-            text = path.read_text(errors="replace")
+            text = path.read_text("utf-8", errors="replace")
             if text:
                 return f", a crash in native code{_called_by(text)} (stacks: {path})"
     return ""

@@ -235,7 +235,12 @@ class Watchdog:
             self._of_workers = self.worker_stacks()
             self._folder.stacks.mkdir(exist_ok=True)
             names = {thread.ident: thread.name for thread in threading.enumerate()}
-            with open(self._folder.stacks / f"rank-{self._rank}{launch_suffix()}", "w") as file:
+            with open(
+                self._folder.stacks / f"rank-{self._rank}{launch_suffix()}",
+                "w",
+                encoding="utf-8",
+                errors="backslashreplace",
+            ) as file:
                 file.write(f"rank {self._rank} of {self._world}, process {os.getpid()}: {self._place()}\n")
                 for ident, frame in sys._current_frames().items():
                     if ident != threading.get_ident():
