@@ -52,7 +52,7 @@ def note_fill(func: Any, args: Any, out: Any) -> None:
 def content_before(target: Any) -> Tensor | None:
     """The content that a tensor had before an operator of ``PUTS`` wrote to it for the first time; None where it was
     not filled, or was written to before, be it through a view."""
-    number = _filled(target)
+    number = filled_number(target)
     if number is None or target.numel() > MOST_ELEMENTS:
         return None
     with disable_current_modes():
@@ -63,12 +63,13 @@ def is_filled_with(target: Any, number: float) -> bool:
     """Whether a tensor was filled with a number, and the operator at hand writes to it for the first time. A real one,
     as in a script for the CPU, says so itself."""
     if isinstance(target, FakeTensor):
-        return bool(_filled(target) == number)
+        return bool(filled_number(target) == number)
     with disable_current_modes():
         return bool((target == number).all())
 
 
-def _filled(target: Any) -> Any:
+def filled_number(target: Any) -> Any:
+    """What a tensor was filled with; None where it was not, or was written to since."""
     number, *noted = getattr(target, FILLED, (None,))
     if number is None or noted != [version_of(target), id(target)]:  # a copy has its own count; this write comes after
         return None

@@ -35,11 +35,12 @@ def check_indices(func: Any, args: Any) -> None:
     """
     for rows, indices in _looked_up(func, args):
         between = range_of(indices)
-        if between is None or not between.is_attained or not indices.numel():
-            continue
+        if between is None or not between.is_attained or not indices.numel() or indices.is_inference():
+            continue  # in inference mode, writes that end what is known are not counted
         least = -rows if func is _FROM_END else 0
-        wrong = between.largest if between.largest >= rows else between.least
-        if not least <= wrong < rows:
+        is_beyond = between.has_largest and between.largest >= rows
+        wrong = between.largest if is_beyond else between.least
+        if is_beyond or (between.has_least and wrong < least):
             why = f"index {wrong} of a tensor that has {rows} rows, which torch refuses"
             raise InputError(f"a lookup at {source_line()[0]}", why, "ask for a shorter sequence, or make more rows")
 

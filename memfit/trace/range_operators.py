@@ -6,17 +6,31 @@ What is known of a tensor is in ``memfit.device.virtual.integer_ranges``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.integer_ranges import IntegerRange, note_range, range_of
+from memfit.device.virtual.integer_ranges import IntegerRange, note_range
+from memfit.device.virtual.value_masks import tensor_version
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.trace.constant_values import value_of
+from memfit.trace.padding_masks import (
+    COMPUTES,
+    keep_computed,
+    keeps_rows,
+    known_range,
+    note_computed,
+    note_cumulative_sum,
+    note_masked,
+    note_padding_mask,
+)
 
 _aten = torch.ops.aten
+_MUL = _aten.mul.Tensor
+_OPERANDS = 2
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 Follow = Callable[[Any, Any, Any], None]
@@ -25,6 +39,7 @@ Follow = Callable[[Any, Any, Any], None]
 
 def _position(func: Any, args: Any, out: Any) -> None:
     """``argmax(dim)``, whose output is a position along the dimension."""
+    note_computed(func, args, out)
     if len(args) > 1 and args[1] is not None and args[0].dim():
         _note(out, 0, args[0].shape[args[1]] - 1)
 
@@ -34,6 +49,7 @@ def _positions_beside(dim_at: int, default: int | None = None) -> Follow:
 
     def follow(func: Any, args: Any, out: Any) -> None:
         dim = args[dim_at] if len(args) > dim_at else default
+        note_computed(func, args, out[1])
         if dim is not None and args[0].dim():
             _note(out[1], 0, args[0].shape[dim] - 1)
 
@@ -61,42 +77,74 @@ def _counted(func: Any, args: Any, out: Any) -> None:
 
 
 def _shifted(func: Any, args: Any, out: Any) -> None:
-    """Counted integers with a number, such as positions from an offset on, where the result is known."""
-    between, value = range_of(args[0]), value_of(out)
-    has_number = len(args) > 1 and not isinstance(args[1], Tensor)
-    if between is None or not between.is_attained or value is None or not has_number or out.dtype not in _INTEGERS:
+    """Counted integers with a number, such as positions from an offset on, or with a mask."""
+    note_computed(func, args, out)
+    if len(args) > 1 and isinstance(args[1], Tensor) and args[1].dim():
+        if func is _MUL:
+            note_masked(func, args, out)
         return
-    with disable_current_modes():
-        _note(out, int(value.min()), int(value.max()), is_attained=True)
+    between = known_range(args[0])
+    if between is None or not between.is_attained or len(args) < _OPERANDS or not isinstance(args[1], int):
+        return
+    if func is _MUL:
+        _scale(out, between, args[1])
+    else:
+        by = args[1] if func is _aten.add.Tensor else -args[1]
+        note_range(out, between.with_bounds(between.least + by, between.largest + by))
+
+
+def _scale(out: Any, between: IntegerRange, by: int) -> None:
+    if by > 0:
+        note_range(out, between.with_bounds(by * between.least, by * between.largest))
+    elif between.has_least and between.has_largest:
+        _note(out, by * between.largest, by * between.least, is_attained=True)
 
 
 def _kept(func: Any, args: Any, out: Any) -> None:
     """What holds elements of its first argument alone."""
-    between = range_of(args[0])
-    if between is not None and out.dtype in _INTEGERS:
-        _note(out, between.least, between.largest, is_attained=between.is_attained and func in _KEEP_ALL)
+    if isinstance(out, FakeTensor):
+        _keep(func, args, out, version=0)
 
 
 def _view(func: Any, args: Any, out: Any) -> None:
-    between = range_of(args[0])
-    if between is None or args[0].dtype is torch.bool:
-        return
     for made in out if isinstance(out, list | tuple) else (out,):
         if isinstance(made, FakeTensor) and made.dtype == args[0].dtype:
-            is_attained = between.is_attained and func in _KEEP_ALL
-            note_range(made, between.least, between.largest, between.version, is_attained=is_attained)
+            _keep(func, args, made, version=None)
+
+
+def _keep(func: Any, args: Any, made: FakeTensor, *, version: int | None) -> None:
+    """Notes what is known of elements that a tensor has of an operator's first argument.
+
+    Args:
+        version: None: that of the argument, of which it is a view.
+    """
+    keep_computed(args[0], made)
+    between = known_range(args[0])
+    if between is None or (made.dtype not in _INTEGERS and not between.is_attained):
+        return
+    has_row_of_ones = between.has_row_of_ones and keeps_rows(func, args, made)
+    if not (func in _KEEP_ALL or (func in _PARTS and made.numel() == args[0].numel())):
+        is_alike = between.least == between.largest and made.numel() > 0
+        between = replace(between, has_least=is_alike, has_largest=is_alike or has_row_of_ones)
+    between = replace(between, has_row_of_ones=has_row_of_ones)
+    note_range(made, between, tensor_version(args[0]) if version is None else version)
 
 
 def _joined(func: Any, args: Any, out: Any) -> None:
     """What holds elements of all its arguments, some of which may be known."""
+    for part in tensors_in(args):
+        keep_computed(part, out)
     parts = [_range(part) for part in tensors_in(args)]
     known = [part for part in parts if part is not None]
     if known and len(known) == len(parts) and out.dtype in _INTEGERS:
-        _note(out, min(part.least for part in known), max(part.largest for part in known))
+        least, largest = min(part.least for part in known), max(part.largest for part in known)
+        has_least = any(part.has_least and part.least == least for part in known)
+        has_largest = any(part.has_largest and part.largest == largest for part in known)
+        note_range(out, IntegerRange(least=least, largest=largest, has_least=has_least, has_largest=has_largest))
 
 
 def _range(tensor: Tensor) -> IntegerRange | None:
-    between, value = range_of(tensor), value_of(tensor)
+    between, value = known_range(tensor), value_of(tensor)
     if between is not None or value is None or value.dtype not in _INTEGERS or not value.numel():
         return between
     with disable_current_modes():
@@ -104,8 +152,8 @@ def _range(tensor: Tensor) -> IntegerRange | None:
 
 
 def _note(out: Any, least: int, largest: int, *, is_attained: bool = False) -> None:
-    if isinstance(out, FakeTensor) and largest >= least:
-        note_range(out, least, largest, is_attained=is_attained)
+    if isinstance(out, FakeTensor):
+        note_range(out, IntegerRange(least=least, largest=largest, has_least=is_attained, has_largest=is_attained))
 
 
 _KEEP_ALL = frozenset(
@@ -117,9 +165,15 @@ _KEEP_ALL = frozenset(
     }
 )  # fmt: skip
 """Operators whose output holds every element of their first argument."""
+_PARTS = frozenset(
+    {_aten.slice.Tensor, _aten.select.int, _aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int}
+)
+"""Operators whose output holds every element of their first argument where it has as many."""
 _FOLLOWED: dict[Any, Follow] = {
+    **dict.fromkeys(COMPUTES, note_computed),
+    _aten.ne.Scalar: note_padding_mask, _aten.cumsum.default: note_cumulative_sum,
     _aten.arange.default: _counted, _aten.arange.start: _counted, _aten.arange.start_step: _counted,
-    _aten.add.Tensor: _shifted, _aten.sub.Tensor: _shifted, _aten.mul.Tensor: _shifted, _aten.repeat.default: _kept,
+    _aten.add.Tensor: _shifted, _aten.sub.Tensor: _shifted, _MUL: _shifted, _aten.repeat.default: _kept,
     _aten.argmax.default: _position, _aten.argmin.default: _position,
     _aten.max.dim: _positions_beside(1), _aten.min.dim: _positions_beside(1), _aten.median.dim: _positions_beside(1),
     _aten.mode.default: _positions_beside(1, -1), _aten.kthvalue.default: _positions_beside(2, -1),

@@ -247,7 +247,7 @@ class Tracer(EventRecord, TorchDispatchMode):
             note_zeros(node, out)
         if known is None or known.may_hold_content:
             constant_values.follow(func, args, kwargs, out)
-        if kind.follows_values is not None:
+        if kind.follows_values is not None and "alpha" not in kwargs:  # a factor: what follows takes the arguments
             kind.follows_values(func, args, out)
         row = len(self.op_rows)
         try:
@@ -272,7 +272,7 @@ class Tracer(EventRecord, TorchDispatchMode):
             return number
         out = func(*args, **kwargs)
         constant_values.follow(func, args, kwargs, out)
-        if kind.follows_values is not None:
+        if kind.follows_values is not None and "alpha" not in kwargs:
             kind.follows_values(func, args, out)
         return out
 

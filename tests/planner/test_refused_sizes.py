@@ -71,6 +71,15 @@ class Positioned(Rows):
         return super().loss(nets, batch + nets["positions"].weight[: batch.shape[1]])
 
 
+class PositionedByMask(Positioned):
+    """Positions are a cumulative sum of a mask, as those of OPT."""
+
+    def loss(self, nets, batch):
+        mask = torch.ones(batch.shape[:2], device=batch.device)
+        positions = nets["positions"]((mask.cumsum(1) * mask - 1).long())
+        return Rows.loss(self, nets, batch + positions)
+
+
 class Headed(Rows):
     """Attention whose four heads the width must divide, and no wider than 512."""
 
@@ -194,6 +203,12 @@ def test_the_longest_sequence_of_a_table_of_positions(capsys):
     assert (result["largest"], result["exact"], result["stopped"]) == (48, False, False)
     assert [refused["size"] for refused in result["refused"]] == [49]
     assert "RuntimeError" in result["refused"][0]["reason"]
+
+
+def test_the_longest_sequence_of_a_table_of_positions_that_a_mask_counts(capsys):
+    result = most("PositionedByMask", "--length", capsys=capsys)
+    assert (result["largest"], result["exact"], result["stopped"]) == (48, False, False)
+    assert "index 48 of a tensor that has 48 rows" in result["refused"][0]["reason"]
 
 
 def test_the_largest_width_that_heads_divide_and_its_range_holds(capsys):
