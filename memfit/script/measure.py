@@ -225,10 +225,8 @@ def line_uses(trace: Trace, row_lines: list[Line], event: int) -> tuple[LineUse,
 
 def _options(running: Running, trace: Trace) -> tuple[ScriptOption, ...]:
     watch = running.watch
-    stepped = [known for known in watch.optimizers.values() if known.steps]
-    kind, line = (stepped[0].kind, stepped[0].line) if stepped else ("", NOWHERE)
-    kind = "" if any(known.has_sparse for known in stepped[:1]) else kind
-    return script_options(trace, watch.held, kind, line, watch.forward_lines(), _counted(trace))
+    steps = [(event, watch.optimizers[number]) for event, number in watch.steps]
+    return script_options(trace, watch.held, steps, watch.forward_lines(), _counted(trace))
 
 
 def _assumed(running: Running) -> tuple[AssumedAnswer, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
 from memfit.script import tool_arguments
 from memfit.script.outcome import NOWHERE, Line, ScriptOption
+from memfit.script.phase_spans import KnownOptimizer
 from memfit.script.variables import HeldVariable
 
 _LEAST_SHARE = 0.005
@@ -34,15 +35,14 @@ _NUMBERED = re.compile(r"^(.*?)\.(\d+)(?:\.|$)")
 def script_options(
     trace: Trace,
     held: Sequence[HeldVariable],
-    optimizer: str,
-    optimizer_line: Line,
+    steps: Sequence[tuple[int, KnownOptimizer]],
     forward_lines: Mapping[str, Line],
     alive: np.ndarray,
 ) -> tuple[ScriptOption, ...]:
     """Returns the options that apply, the largest saving first.
 
     Args:
-        optimizer: the class name of the optimizer that was made at ``optimizer_line``.
+        steps: (event after it, optimizer) of each optimizer step.
         forward_lines: where each trained net is called, by its class, the largest net first.
         held: variables that are the only references to a storage when a backward begins.
         alive: requested bytes that are alive after each event.
@@ -58,10 +58,11 @@ def script_options(
     there = _alive_at(trace, event)
     candidates = [
         *_variables(trace, held, event),
-        *_optimizer(trace, there, inside, alive, peak, optimizer, optimizer_line),
+        *_eight_bit_states(trace, there, steps),
+        *_smaller_step(trace, inside, alive, event, steps),
         *_checkpointing(trace, there, forward_lines),
         *_smaller_activations(trace, there, _constant(trace, spans), next(iter(forward_lines.values()), NOWHERE)),
-        *_gradients_freed(trace, spans, optimizer_line),
+        *_gradients_freed(trace, spans, _largest(steps)),
     ]
     least = peak * _LEAST_SHARE
     chosen = [option for option in candidates if option.saves_bytes is None or option.saves_bytes > least]
@@ -110,34 +111,56 @@ def _variables(trace: Trace, held: Sequence[HeldVariable], event: int) -> list[S
     ]  # fmt: skip
 
 
-def _optimizer(
-    trace: Trace, there: np.ndarray, inside: np.ndarray, alive: np.ndarray, peak: int, optimizer: str, line: Line
-) -> list[ScriptOption]:
-    where = f"{line.file}:{line.line}"
-    state = int(trace.nbytes[there & (trace.category == CATEGORIES.index("optimizer"))].sum())
+def _eight_bit_states(
+    trace: Trace, there: np.ndarray, steps: Sequence[tuple[int, KnownOptimizer]]
+) -> list[ScriptOption]:  # fmt: skip
+    """8-bit state for the optimizers that have state at the peak, those of one line together."""
+    states: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for known in {id(known): known for _, known in steps}.values():
+        if not known.has_sparse and known.kind in _EIGHT_BIT_OPTIMIZERS:
+            states[known.kind, _place(known.line)] |= known.state_storages
     options = []
-    eight_bit = _EIGHT_BIT_OPTIMIZERS.get(optimizer)
-    if state and eight_bit:
-        options.append(
-            ScriptOption(
-                name="8-bit optimizer state", saves_bytes=int(state * _EIGHT_BIT), where=where,
-                write=f"bitsandbytes.optim.{eight_bit}(...) instead", reason="changes the arithmetic of the step",
-                for_tools=tool_arguments.eight_bit_state(optimizer),
-            )
-        )  # fmt: skip
-    can_fuse = optimizer in _FUSED_OPTIMIZERS
-    steps = np.array([part == "optimizer" for part in trace.parts])[trace.operator_part[trace.operator]]
-    elsewhere = int(np.where(inside & ~steps, alive, 0).max(initial=0))
-    if elsewhere and elsewhere < peak:
-        options.append(
-            ScriptOption(
-                name="fused step" if can_fuse else "step without foreach", saves_bytes=peak - elsewhere, where=where,
-                write="fused=True" if can_fuse else "foreach=False",
-                reason="the peak is the optimizer's own temporaries",
-                for_tools=tool_arguments.fused_step(optimizer) if can_fuse else {},
-            )
-        )  # fmt: skip
+    for (kind, where), storages in states.items():
+        numbers = np.array(sorted(storages), dtype=np.int64)
+        numbers = numbers[there[numbers] & (trace.category[numbers] == CATEGORIES.index("optimizer"))]
+        if state := int(trace.nbytes[numbers].sum()):
+            options.append(
+                ScriptOption(
+                    name="8-bit optimizer state", saves_bytes=int(state * _EIGHT_BIT), where=where,
+                    write=f"bitsandbytes.optim.{_EIGHT_BIT_OPTIMIZERS[kind]}(...) instead",
+                    reason="changes the arithmetic of the step", for_tools=tool_arguments.eight_bit_state(kind),
+                )
+            )  # fmt: skip
     return options
+
+
+def _smaller_step(
+    trace: Trace, inside: np.ndarray, alive: np.ndarray, event: int, steps: Sequence[tuple[int, KnownOptimizer]]
+) -> list[ScriptOption]:
+    """Fewer temporaries of the optimizer that steps at the peak."""
+    in_step = np.array([part == "optimizer" for part in trace.parts])[trace.operator_part[trace.operator]]
+    elsewhere = int(np.where(inside & ~in_step, alive, 0).max(initial=0))
+    known = next((known for end, known in steps if end > event), None)
+    if known is None or not 0 < elsewhere < alive[event]:
+        return []
+    can_fuse = known.kind in _FUSED_OPTIMIZERS and not known.has_sparse
+    return [
+        ScriptOption(
+            name="fused step" if can_fuse else "step without foreach", saves_bytes=int(alive[event]) - elsewhere,
+            where=_place(known.line), write="fused=True" if can_fuse else "foreach=False",
+            reason="the peak is the optimizer's own temporaries",
+            for_tools=tool_arguments.fused_step(known.kind) if can_fuse else {},
+        )
+    ]  # fmt: skip
+
+
+def _largest(steps: Sequence[tuple[int, KnownOptimizer]]) -> Line:
+    """Where the optimizer of the most parameters was made."""
+    return max((known for _, known in steps), key=lambda known: len(known.weights)).line if steps else NOWHERE
+
+
+def _place(line: Line) -> str:
+    return f"{line.file}:{line.line}"
 
 
 def _checkpointing(trace: Trace, there: np.ndarray, lines: Mapping[str, Line]) -> list[ScriptOption]:

@@ -64,6 +64,8 @@ class KnownOptimizer:
     """Parameters that had a state after each step."""
     has_sparse: bool = False
     """Whether a gradient is sparse, which fused and 8-bit optimizers do not take."""
+    state_storages: set[int] = field(default_factory=set)
+    """The numbers of the storages of its state."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -324,8 +324,9 @@ class StepWatch:
         known.states.append(len(optimizer.state))
         for tensor in tensors_in(list(optimizer.state.values())):
             for inner in inner_tensors(tensor):
-                if tracer.recorded_number(inner) is not None:
+                if (storage := tracer.recorded_number(inner)) is not None:
                     tracer.categorise(inner, "optimizer")
+                    known.state_storages.add(storage)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 tracer.categorise(parameter, "parameters")

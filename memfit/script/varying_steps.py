@@ -18,13 +18,16 @@ _ACTIVATIONS = CATEGORIES.index("activations")
 
 def larger_steps(trace: Trace, ends: Sequence[int]) -> str | None:
     """What is not seen where no other step is as large as the largest one; None where steps are of a few sizes, such as
-    a full batch and the last one of a pass. Of a few steps, their micro-batches are compared.
+    a full batch and the last one of a pass. Of a few steps, and of steps of several numbers of micro-batches, these are
+    compared.
 
     Args:
         ends: the event after each step.
     """
-    of_steps = len(ends) >= _LEAST_STEPS
-    ends = ends if of_steps else _backward_ends(trace)
+    backwards = _backward_ends(trace)
+    times = np.diff(np.searchsorted(backwards, [0, *ends], side="right"))
+    of_steps = len(ends) >= _LEAST_STEPS and min(times) == max(times)
+    ends = ends if of_steps else backwards
     made = np.where(trace.kind == ALLOCATE, trace.nbytes[trace.storage], 0)
     made = np.where(trace.category[trace.storage] == _ACTIVATIONS, made, 0)
     trains = np.zeros(len(made), bool)

@@ -234,3 +234,42 @@ def test_the_trainers_own_arguments_save_what_the_option_says(tmp_path: Path, na
     assert after.footprint is not None
     saved = before.footprint.phases["train"].allocated_bytes - after.footprint.phases["train"].allocated_bytes
     assert option.saves_bytes <= saved <= most * option.saves_bytes
+
+
+def test_edits_of_an_optimizer_are_at_the_one_that_has_the_state(tmp_path: Path) -> None:
+    """A search for the learning rate steps an optimizer without state before."""
+    script = (
+        f"{NET}for step in range(3):\n"
+        "    net(torch.ones(8, 512).cuda()).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "trained = torch.optim.AdamW(net.parameters())\n"
+        "for step in range(3):\n"
+        "    net(torch.ones(8, 512).cuda()).sum().backward()\n"
+        "    trained.step()\n"
+        "    trained.zero_grad()\n"
+    )
+    outcome = trace_here(tmp_path, script)
+    eight_bit, fused = (option_of(outcome, name) for name in ("8-bit optimizer state", "fused step"))
+    assert eight_bit is not None
+    assert eight_bit.where.endswith(":8")
+    assert eight_bit.write == "bitsandbytes.optim.AdamW8bit(...) instead"
+    assert 0 <= eight_bit.saves_bytes - 0.75 * 2 * WEIGHTS < 4096
+    assert fused is not None
+    assert fused.where.endswith(":8")
+
+
+def test_optimizers_of_two_lines_have_edits_of_their_own(tmp_path: Path) -> None:
+    script = (
+        f"{NET}optimizer = torch.optim.SGD(net[0].parameters(), 0.1, momentum=0.9)\n"
+        "second = torch.optim.Adam(net[2].parameters())\n"
+        "for step in range(3):\n"
+        "    net(torch.ones(8, 512).cuda()).sum().backward()\n"
+        "    optimizer.step(), second.step()\n"
+        "    optimizer.zero_grad(), second.zero_grad()\n"
+    )
+    outcome = trace_here(tmp_path, script)
+    written = {o.where.rpartition(":")[2]: o.write for o in outcome.options if o.name == "8-bit optimizer state"}
+    assert set(written) == {"4", "5"}
+    assert "SGD8bit" in written["4"]
+    assert "Adam8bit" in written["5"]

@@ -58,3 +58,19 @@ def test_the_micro_batches_of_a_few_steps_are_compared(tmp_path: Path, rows: str
     assert outcome.windows == 2
     larger = [line for line in outcome.not_seen if line.startswith("larger micro-batches than the 4 that ran")]
     assert bool(larger) is differ
+
+
+def test_steps_of_more_micro_batches_have_no_larger_ones(tmp_path: Path) -> None:
+    """As where a trainer accumulates three, and ends the pass with what is left."""
+    text = """
+import torch
+net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64)).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for times in (3, 1, 2, 1, 2):
+    for micro in range(times):
+        net(torch.ones(1000, 64).cuda()).square().sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+    outcome = trace_here(tmp_path, text)
+    assert outcome.windows == 5
+    assert not [line for line in outcome.not_seen if "larger" in line]
