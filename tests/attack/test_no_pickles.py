@@ -27,6 +27,7 @@ WRITES_IN_PLACE = {
     "script/titan/images.py": "runs in the sandbox of a traced script, which keeps it off the disk",
     "script/worker.py": "answers through an open file",
     "show/scalars.py": "appends records",
+    "standard_streams.py": "output that goes nowhere",
     "train/checkpoint/checkpoints.py": "a folder that is renamed when it is whole",
     "train/checkpoint/tensor_file.py": "a folder that is renamed when it is whole",
     "train/launch/crash_stacks.py": "written by a process that crashes, which runs no more Python",

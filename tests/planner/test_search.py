@@ -4,6 +4,7 @@ python -m pytest tests/planner/test_search.py
 """
 
 import io
+import os
 from dataclasses import replace
 from typing import ClassVar
 
@@ -87,7 +88,7 @@ def test_a_tight_budget_recomputes_and_the_prediction_of_the_plan_agrees(tight, 
     write_plan(plan, tmp_path / "plan.toml")
     read = read_plan(tmp_path / "plan.toml")
     known = {key: value for key, value in plan.settings.items() if value is not None}
-    assert read == replace(plan, settings=known)
+    assert read == replace(plan, settings=known, job_folder=os.getcwd())
     again = predict(
         JOB, "dit", shape=tight_shape(), device=card(100), micro_batches=3, checkpointing=read.checkpointing, plan=read
     )
