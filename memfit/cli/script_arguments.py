@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError
-from memfit.script.command_line import is_command_line
+from memfit.script.command_line import LAUNCHERS, STARTS, is_command_line
 
 if TYPE_CHECKING:
     from memfit.script.asked_script import AskedScript
@@ -17,8 +17,6 @@ VERBS = ("predict", "max", "cards", "compare", "ui")
 _TAKES_LINE = "plan"
 """The verb whose argument is a command in one word, without ``MARK``."""
 _TAKES_WORDS = "trace"
-_LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
-_STARTS = ("python", "python3", *_LAUNCHERS)
 MARK = "-- "
 """Begins an argument that is a command."""
 
@@ -39,7 +37,7 @@ def joined_scripts(arguments: list[str]) -> list[str]:
         return arguments
     if verb == _TAKES_LINE:
         return [*arguments[:end], "--", shlex.join(words)]
-    if verb not in VERBS and Path(words[0]).name not in _STARTS:
+    if verb not in VERBS and Path(words[0]).name not in STARTS:
         return arguments
     if verb not in VERBS:
         raise _no_script(verb, words)
@@ -96,15 +94,15 @@ def _check_mark(verb: str, before: Sequence[str]) -> None:
             f"memfit {verb} {shlex.quote(lines[0])}", "a script's command goes behind --", f"write {write}"
         )
     for at, word in enumerate(before):
-        if word in _STARTS and any(later.endswith(".py") or later == "-m" for later in before[at + 1 :]):
+        if word in STARTS and any(later.endswith(".py") or later == "-m" for later in before[at + 1 :]):
             write = f"write memfit {shlex.join(before[:at])} -- {shlex.join(before[at:])}"
             raise InputError(f"memfit {shlex.join(before)}", "a script's command goes behind --", write)
 
 
 def _may_be_command(verb: str, words: Sequence[str]) -> bool:
     """Whether what is behind ``--`` is meant as a command, though it names no script: these verbs take one job."""
-    return bool(words) and (words[0] in _STARTS or (verb != "compare" and len(words) > 1))
+    return bool(words) and (words[0] in STARTS or (verb != "compare" and len(words) > 1))
 
 
 def _is_command(words: Sequence[str]) -> bool:
-    return any(word.endswith(".py") or word == "-m" or word in _LAUNCHERS for word in words)
+    return any(word.endswith(".py") or word == "-m" or word in LAUNCHERS for word in words)

@@ -10,13 +10,15 @@ from memfit.errors import InputError
 from memfit.script.command import parse_command, torchrun_variables
 from memfit.script.outcome import ScriptCommand
 
-_STARTS = ("python", "python3", "torchrun", "accelerate", "deepspeed")
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+STARTS = ("python", "python3", *LAUNCHERS)
+"""What a command may begin with."""
 
 
 def is_command_line(text: str) -> bool:
     """Whether a text is a script or its command, and no name of a job (``path/file.py:Name``)."""
     first = text.split(maxsplit=1)[0] if text.strip() else ""
-    return first.endswith(".py") or (len(text.split()) > 1 and Path(first).name in _STARTS)
+    return first.endswith(".py") or (len(text.split()) > 1 and Path(first).name in STARTS)
 
 
 def parse_command_line(text: str) -> ScriptCommand:

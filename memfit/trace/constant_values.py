@@ -23,6 +23,7 @@ from memfit.device.virtual.assumptions import (
     assumed_integer,
     assumed_number,
 )
+from memfit.device.virtual.integer_ranges import INTEGERS
 from memfit.device.virtual.unknown_content import is_unknown
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import FakeTensor, disable_current_modes
@@ -217,9 +218,6 @@ def _memories(args: Any) -> dict[int, _Memory]:
     return {storage_id_of(content.value): content.memory for content in contents if content is not None}
 
 
-_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
-
-
 _RANDOM = frozenset({_aten.randint.low, _aten.randint.low_generator})
 """Random integers from their first argument to below their second."""
 _PICKS = frozenset(
@@ -265,7 +263,7 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
                 setattr(out, ASSUMED_TRUTH, bool(func(torch.tensor(assumed), args[1])))
         return
     out = out[0] if isinstance(out, list | tuple) and func in _PICKS else out
-    if not (isinstance(out, FakeTensor) and small(out) and (out.dtype in _INTEGERS or _is_bounded(func, args, out))):
+    if not (isinstance(out, FakeTensor) and small(out) and (out.dtype in INTEGERS or _is_bounded(func, args, out))):
         return
     if func in _COUNTS and args[0].dtype is torch.bool and args[0].numel():
         setattr(out, ASSUMED, assumed_count())
@@ -287,7 +285,7 @@ def _assume(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     for argument in args:
         if isinstance(argument, Tensor):
             known = value_of(argument)
-            if not small(argument) or not (argument.dtype in _INTEGERS or _may_stand(func, argument, known)):
+            if not small(argument) or not (argument.dtype in INTEGERS or _may_stand(func, argument, known)):
                 return
             alike = alike and (known is None or known.numel() == 1)
         arguments.append(argument)
@@ -352,7 +350,7 @@ def _written(func: Any, args: Any) -> int | None:
     """What each integer of a tensor is taken for after others were written to all of it."""
     if func not in _REPLACES or not isinstance(args[-1], Tensor) or args[-1].numel() != args[0].numel():
         return None
-    return _largest(args[-1]) if args[0].dtype in _INTEGERS and small(args[0]) else None
+    return _largest(args[-1]) if args[0].dtype in INTEGERS and small(args[0]) else None
 
 
 def known_item(tensor: Any) -> Any:

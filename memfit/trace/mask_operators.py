@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.device.virtual.integer_ranges import INTEGERS
 from memfit.device.virtual.value_masks import ValueMask, integers_of, mask_of, note_mask, tensor_version
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.trace.constant_values import know, value_of
@@ -24,7 +25,6 @@ MOST_POSITIONS = 1 << 12
 _aten = torch.ops.aten
 _SUM = _aten.sum.dim_IntList
 _COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
-_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 NONZERO = _aten.nonzero.default
 
 Follow = Callable[[Any, Any, Any], None]
@@ -47,7 +47,7 @@ def _equals(func: Any, args: Any, out: Any) -> None:
     """``ids[:, None] == torch.arange(8)``: each value of the second is compared with each integer of the first."""
     for unknown, other in (args[:2], args[1::-1]):
         values = value_of(other) if isinstance(other, Tensor) else None
-        if values is None or not _is_unknown(unknown) or not values.numel() or values.dtype not in _INTEGERS:
+        if values is None or not _is_unknown(unknown) or not values.numel() or values.dtype not in INTEGERS:
             continue
         with disable_current_modes():
             outer = values.numel() == 1 or out.numel() == unknown.numel() * values.numel()
@@ -59,7 +59,7 @@ def _equals(func: Any, args: Any, out: Any) -> None:
 
 
 def _is_unknown(tensor: Any) -> bool:
-    is_fake = isinstance(tensor, FakeTensor) and tensor.dtype in _INTEGERS and tensor.numel() > 1
+    is_fake = isinstance(tensor, FakeTensor) and tensor.dtype in INTEGERS and tensor.numel() > 1
     return is_fake and value_of(tensor) is None and mask_of(tensor) is None
 
 
@@ -122,7 +122,7 @@ def _row(func: Any, args: Any, out: Any) -> None:
         return
     dim, index = indices[0]
     value = value_of(index)
-    if value is None or value.numel() != 1 or value.dtype not in _INTEGERS or value.dim() > 1:
+    if value is None or value.numel() != 1 or value.dtype not in INTEGERS or value.dim() > 1:
         return
     with disable_current_modes():
         labels = mask.labels.select(dim, int(value))
@@ -157,7 +157,7 @@ def _reduces(func: Any, args: Any, out: Any) -> None:
             labels = labels.unsqueeze(dim)
     is_one_hot = mask.is_one_hot and func is _SUM
     note_mask(out, mask.integers, labels, mask.most, is_one_hot=is_one_hot)
-    if is_one_hot and out.dtype in _INTEGERS and 1 < out.numel() == _distinct(labels):
+    if is_one_hot and out.dtype in INTEGERS and 1 < out.numel() == _distinct(labels):
         know_equal_counts(out, "sum of a mask of values", mask.most)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.integer_ranges import IntegerRange, largest_whole, note_range, range_of, size_of
+from memfit.device.virtual.integer_ranges import INTEGERS, IntegerRange, largest_whole, note_range, range_of, size_of
 from memfit.device.virtual.value_masks import tensor_version
 from memfit.torch_compat import FakeTensor
 from memfit.trace.constant_values import value_of
@@ -22,7 +22,6 @@ ONES = IntegerRange(least=1, largest=1, has_least=True, has_largest=True, has_ro
 _PADDING_MASK = IntegerRange(least=0, largest=1, has_largest=True, has_row_of_ones=True)
 _COMPUTED = "_memfit_computed"
 """Attribute of a tensor of integers that are no batch's, but were computed of others, or padded."""
-_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 _TRUTH_VALUES = 2
 
 _aten = torch.ops.aten
@@ -56,13 +55,13 @@ _KEEPS_ROWS = frozenset(
 
 def note_computed(func: Any, args: Any, out: Any) -> None:
     """Notes that integers are no batch's."""
-    if isinstance(out, FakeTensor) and out.dtype in _INTEGERS:
+    if isinstance(out, FakeTensor) and out.dtype in INTEGERS:
         setattr(out, _COMPUTED, True)
 
 
 def keep_computed(source: Tensor, made: Tensor) -> None:
     """Notes the same of what holds elements of a tensor."""
-    if made.dtype in _INTEGERS and _is_computed(source):
+    if made.dtype in INTEGERS and _is_computed(source):
         setattr(made, _COMPUTED, True)
 
 
@@ -74,7 +73,7 @@ def _is_computed(tensor: Tensor) -> bool:
 def note_padding_mask(func: Any, args: Any, out: Any) -> None:
     """``ids != padding``, of a batch's integers that are not known."""
     tensor = args[0]
-    if not isinstance(tensor, FakeTensor) or tensor.dtype not in _INTEGERS or _is_computed(tensor):
+    if not isinstance(tensor, FakeTensor) or tensor.dtype not in INTEGERS or _is_computed(tensor):
         return
     if value_of(tensor) is not None:
         return

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.integer_ranges import IntegerRange, note_range
+from memfit.device.virtual.integer_ranges import INTEGERS, IntegerRange, note_range
 from memfit.device.virtual.value_masks import tensor_version
 from memfit.nested_tensors import tensors_in
 from memfit.torch_compat import FakeTensor, disable_current_modes
@@ -31,7 +31,6 @@ from memfit.trace.padding_masks import (
 _aten = torch.ops.aten
 _MUL = _aten.mul.Tensor
 _OPERANDS = 2
-_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 Follow = Callable[[Any, Any, Any], None]
 """Notes what is known of an operator's output: operator, arguments, output."""
@@ -71,7 +70,7 @@ def _counted(func: Any, args: Any, out: Any) -> None:
     """``arange(end)``, ``arange(start, end)`` or ``arange(start, end, step)``."""
     first = 0 if func is _aten.arange.default else args[0]
     step = args[2] if len(args) > 2 else 1
-    if out.dtype in _INTEGERS and out.numel() and isinstance(first, int) and isinstance(step, int):
+    if out.dtype in INTEGERS and out.numel() and isinstance(first, int) and isinstance(step, int):
         last = first + step * (out.numel() - 1)
         _note(out, min(first, last), max(first, last), is_attained=True)
 
@@ -120,7 +119,7 @@ def _keep(func: Any, args: Any, made: FakeTensor, *, version: int | None) -> Non
     """
     keep_computed(args[0], made)
     between = known_range(args[0])
-    if between is None or (made.dtype not in _INTEGERS and not between.is_attained):
+    if between is None or (made.dtype not in INTEGERS and not between.is_attained):
         return
     has_row_of_ones = between.has_row_of_ones and keeps_rows(func, args, made)
     if not (func in _KEEP_ALL or (func in _PARTS and made.numel() == args[0].numel())):
@@ -136,7 +135,7 @@ def _joined(func: Any, args: Any, out: Any) -> None:
         keep_computed(part, out)
     parts = [_range(part) for part in tensors_in(args)]
     known = [part for part in parts if part is not None]
-    if known and len(known) == len(parts) and out.dtype in _INTEGERS:
+    if known and len(known) == len(parts) and out.dtype in INTEGERS:
         least, largest = min(part.least for part in known), max(part.largest for part in known)
         has_least = any(part.has_least and part.least == least for part in known)
         has_largest = any(part.has_largest and part.largest == largest for part in known)
@@ -145,7 +144,7 @@ def _joined(func: Any, args: Any, out: Any) -> None:
 
 def _range(tensor: Tensor) -> IntegerRange | None:
     between, value = known_range(tensor), value_of(tensor)
-    if between is not None or value is None or value.dtype not in _INTEGERS or not value.numel():
+    if between is not None or value is None or value.dtype not in INTEGERS or not value.numel():
         return between
     with disable_current_modes():
         return IntegerRange(least=int(value.min()), largest=int(value.max()))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.device.virtual.integer_ranges import range_of, size_of
+from memfit.device.virtual.integer_ranges import INTEGERS, range_of, size_of
 from memfit.torch_compat import FakeTensor, disable_current_modes
 from memfit.trace.constant_values import know, value_of
 
@@ -28,7 +28,6 @@ COUNTS = frozenset(
     }
 )  # fmt: skip
 """Operators that count values, or can."""
-_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
 def know_counts(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -55,7 +54,7 @@ def know_equal_counts(counts: Tensor, operator: str, elements: int) -> None:
     Args:
         counts: integers, one for each value.
     """
-    if not isinstance(counts, FakeTensor) or counts.dtype not in _INTEGERS:
+    if not isinstance(counts, FakeTensor) or counts.dtype not in INTEGERS:
         return
     values = counts.numel()
     each, more = divmod(elements, values)

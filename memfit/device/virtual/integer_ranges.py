@@ -15,6 +15,8 @@ from torch import Tensor
 
 from memfit.device.virtual.value_masks import tensor_version
 
+INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+"""Types of integers that are followed."""
 RANGE = "_memfit_range"
 """Attribute of a fake tensor: the ``IntegerRange`` of its elements."""
 
