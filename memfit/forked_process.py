@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, NoReturn
 
 from memfit.child_process import DIE_WITH_PARENT
+from memfit.device.hardware.process_limits import available_cores, has_room_for_copy
 from memfit.work_stages import fall_silent
 
 _FAILED = -1
@@ -227,6 +228,11 @@ def is_forkable() -> bool:
     return all(
         thread is main or type(thread).__module__.startswith(("rich.", "tqdm.")) for thread in threading.enumerate()
     )
+
+
+def has_core_for_copy() -> bool:
+    """Whether this machine has a core and memory for a copy of this process, and it could do what this one does."""
+    return available_cores() >= 2 and has_room_for_copy() and is_forkable()
 
 
 def fork() -> int:

@@ -162,8 +162,9 @@ def main(arguments: Sequence[str], asked: AskedJob | None = None) -> None:
 
 
 def _trace(request: Mapping[str, Any], is_newest: Callable[[], bool], loaded: AskedJob | None) -> None:
-    """Traces other cards and micro-batches, then what ``memfit max`` and ``memfit cards`` ask first (the latter also of
-    the data set), then what ``memfit max`` asks of the other cards, then micro-batches far beyond what they hold."""
+    """Traces what was asked for every card and size; then what ``memfit max`` and ``memfit cards`` ask first (the
+    latter also of the data set), then what ``memfit max`` asks of the other cards, then micro-batches far beyond what
+    they hold."""
     from memfit.cli.counted_epoch import UNASKED, count_epoch
     from memfit.cli.job_options import asked_job, micro_batch_shape
     from memfit.cli.options import choose_devices
@@ -181,7 +182,9 @@ def _trace(request: Mapping[str, Any], is_newest: Callable[[], bool], loaded: As
 
         ahead = AheadTraces(asked, goes_on)
         others = ahead.trace_cards(shape, device, **request["choices"])
-        ahead.trace_sizes(shape, device, **request["choices"])
+        for card in (device, *others):
+            ahead.trace_sizes(shape, card, **request["choices"])
+            ahead.trace_sizes(shape, card, times=FAR, **request["choices"])
         facts, cards = asked.facts, choose_devices(("all",), None, None)
         start = micro_batch_shape(facts, None, None)
         # the job's own first, of which memfit cards asks

@@ -119,6 +119,8 @@ def command(
     JOB is a built-in name (memfit jobs), package.module:Name, path/file.py:Name, torchtitan:CONFIG, or
     -- python train.py ARGS.
     """
+    from memfit.planner.several_cards import predict_each
+
     targets = choose_devices(device_names, memory, headroom)
     limit = parse_size(budget, "--budget") if budget is not None else None
     if ci and limit is None:
@@ -168,7 +170,7 @@ def command(
                 job=job, pairs=pairs, precision=precision, shape=asked_shape, device=targets[0].key, choices=how
             )
             following.asked = request if len(targets) == 1 else None
-            predictions = [asked.predict(asked_shape, target, **how) for target in targets]
+            predictions = predict_each(asked, asked_shape, targets, **how)
             sequence = None
             if epoch is not None or shapes is not None:
                 sequence = _sequence(asked.job, predictions[0], how["micro_batches"], epoch, lengths, shapes)

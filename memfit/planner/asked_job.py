@@ -26,10 +26,9 @@ from memfit.planner.prediction import (
     answer,
     device_facts,
     holds_for,
+    question_between,
     question_on,
 )
-from memfit.planner.step_range import trace_between
-from memfit.trace.card_calls import with_card_scratch, without_card_scratch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,6 +104,8 @@ class AskedJob:
         self._facts: JobFacts | None = None
         self._shelf: Shelf | None = None
         self._known: dict[str, dict[int, list[TracedQuestion]]] = {}
+        self._between: dict[tuple[str, Shape], dict[tuple[Any, ...], TracedQuestion | None]] = {}
+        """By question and size, what follows from which traced questions, for cards of the same workspaces."""
         self._changed: dict[str, Job] = {}
         self._scratch: dict[str, ScratchBySize] = {}
         self._while_tracing = ExitStack()
@@ -364,27 +365,27 @@ class AskedJob:
         return self._changed[key]
 
     def _exact(self, identity: str, items: int, device: Device) -> TracedQuestion | None:
+        question = self._held(identity, items, device)
+        return None if question is None else question_on(question, device)
+
+    def _held(self, identity: str, items: int, device: Device) -> TracedQuestion | None:
+        """A traced question that holds for a device, as it was traced."""
         known = self._known.setdefault(identity, {}).setdefault(items, [])
         question = next((each for each in known if holds_for(each, device)), None)
         if question is None and self._shelf is not None:
             question = self._shelf.find(f"{identity}.{items}", device)
             known += [question] if question is not None else []
-        return None if question is None else question_on(question, device)
+        return question
 
     def _from_others(self, identity: str, shape: Shape, device: Device) -> TracedQuestion | None:
-        known = {*self._known.get(identity, {}), *(self._shelf.sizes(identity) if self._shelf is not None else ())}
-        at_sizes = {items: self._exact(identity, items, device) for items in known}
-        questions = {items: question for items, question in at_sizes.items() if question and len(question.traces) == 1}
-        traces = {
-            items: without_card_scratch(trace)
-            for items, question in questions.items()
-            for trace in question.traces.values()
-        }
-        trace = trace_between(traces, shape.items)
-        if trace is None:
-            return None
-        like = next(iter(questions.values()))
-        return replace(like, shape=shape, traces=dict.fromkeys(like.traces, with_card_scratch(trace, device)))
+        sizes = {*self._known.get(identity, {}), *(self._shelf.sizes(identity) if self._shelf is not None else ())}
+        known = {items: held for items in sizes if (held := self._held(identity, items, device)) is not None}
+        of_card = (device.cublas_workspace_bytes, *sorted((items, id(held)) for items, held in known.items()))
+        by_card = self._between.setdefault((identity, shape), {})
+        if of_card not in by_card:
+            by_card[of_card] = question_between(known, shape, device)
+        question = by_card[of_card]
+        return None if question is None else question_on(question, device)
 
 
 def _digest(value: Any) -> str:

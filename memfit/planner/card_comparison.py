@@ -14,6 +14,7 @@ from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob, Policy
 from memfit.planner.largest import by_items, largest_size_of
 from memfit.planner.prediction import Prediction
+from memfit.planner.several_cards import predict_each
 from memfit.planner.timing.roofline import window_seconds
 
 PRICE_COLUMNS = ("card", "price_per_hour", "currency")
@@ -71,8 +72,8 @@ def compare_cards(
     traced = min(2, math.ceil(batch / shape.units))  # from two on, gradients lie beside the second's activations
     asked.prepare(shape, devices, checkpointing=facts.own, micro_batches=traced)
     epoch_units, _ = count_epoch()
-    for device in devices:
-        prediction = asked.predict(shape, device, checkpointing=facts.own, micro_batches=traced)
+    predictions = predict_each(asked, shape, devices, checkpointing=facts.own, micro_batches=traced)
+    for device, prediction in zip(devices, predictions, strict=True):
         largest = largest_size_of(policy, device, asked, by_items(facts.longest)) if find_largest else None
         is_timed = device.is_cuda and facts.precision
         window = None

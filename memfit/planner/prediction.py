@@ -17,6 +17,7 @@ from memfit.job import Shape
 from memfit.mesh import communicators
 from memfit.planner.cpu_margin import cpu_margin_bytes
 from memfit.planner.pipeline.stage_figures import StageFigures, with_bytes
+from memfit.planner.step_range import trace_between
 from memfit.replay import footprint
 from memfit.replay.allocator_config import AllocatorConfig, takes_youngest
 from memfit.replay.caching_allocator import CachingAllocator
@@ -24,7 +25,7 @@ from memfit.replay.cpu_allocator import CpuAllocator
 from memfit.replay.margins import margin_of
 from memfit.replay.replay import Allocator, Need, Outside, need
 from memfit.trace.attention_kernels import with_attention_of
-from memfit.trace.card_calls import trace_on
+from memfit.trace.card_calls import trace_on, without_card_scratch
 from memfit.trace.cublas_workspaces import with_workspaces_of
 from memfit.trace.extra_window import with_third_window
 
@@ -122,19 +123,50 @@ def shared_on(question: TracedQuestion, device: Device) -> TracedQuestion:
     return question if is_same else replace(question, traces=traces)
 
 
-def answer(question: TracedQuestion, name: str, device: Device, seconds: float = 0.0) -> Prediction:
+def question_between(known: Mapping[int, TracedQuestion], shape: Shape, device: Device) -> TracedQuestion | None:
+    """A question of another size, as it follows from those that hold for a device; None where it does not.
+
+    It holds for every card for which they do and whose cuBLAS workspaces are the device's; ``question_on`` gives it
+    what its described calls take there.
+
+    Args:
+        known: questions by items. Those of several ranks are left out.
+    """
+    traces = {
+        items: without_card_scratch(with_workspaces_of(trace, device))
+        for items, question in known.items()
+        if len(question.traces) == 1
+        for trace in question.traces.values()
+    }
+    trace = trace_between(traces, shape.items)
+    if trace is None:
+        return None
+    like = known[next(iter(traces))]
+    return replace(like, shape=shape, traces=dict.fromkeys(like.traces, trace))
+
+
+def footprints_of(question: TracedQuestion, device: Device) -> dict[int, Footprint]:
+    """The traces of a question that holds for a device replayed under its memory, by rank."""
+    beside = cpu_margin_bytes(device)
+    return {
+        rank: footprint_on(trace, device, question.world, question.allocator, mesh=question.mesh, beside=beside)
+        for rank, trace in question_on(question, device).traces.items()
+    }
+
+
+def answer(
+    question: TracedQuestion, name: str, device: Device, seconds: float = 0.0,
+    footprints: Mapping[int, Footprint] | None = None,
+) -> Prediction:  # fmt: skip
     """The prediction for a device: the traces replayed under its memory, and the rank that needs most.
 
     Args:
         name: what to call the job.
         seconds: time that the question took so far.
+        footprints: what ``footprints_of`` gives; None: not replayed yet.
     """
-    beside = cpu_margin_bytes(device)
     traces = question_on(question, device).traces
-    footprints = {
-        rank: footprint_on(trace, device, question.world, question.allocator, mesh=question.mesh, beside=beside)
-        for rank, trace in traces.items()
-    }
+    footprints = footprints_of(question, device) if footprints is None else footprints
     peaks = {
         rank: max(phase.process_bytes for phase in replayed.phases.values()) for rank, replayed in footprints.items()
     }

@@ -89,15 +89,13 @@ def trace_between(known: Mapping[int, Trace], items: int) -> Trace | None:
     """
     sizes = sorted(size for size, trace in known.items() if all(name != FAILED for name, _, _ in trace.phases))
     below, above = [size for size in sizes if size < items], [size for size in sizes if size > items]
-    for low in reversed(below[-2:]):
-        for high in above[-1:] + above[:2]:
-            line = range_between(low, known[low], high, known[high], exact=1 << 62)
-            between = [size for size in sizes if low < size < high]
-            if (
-                line is not None and between and _stand_for((low, *between, high), items)
-                and all(_is_between(line, known, size) for size in between)
-            ):  # fmt: skip
-                return _at(line, known, items)
+    for low, high in ((low, high) for low in reversed(below) for high in above[-1:] + above[:2]):
+        between = [size for size in sizes if low < size < high]
+        if not between or not _stand_for((low, *between, high), items):
+            continue
+        line = range_between(low, known[low], high, known[high], exact=1 << 62)
+        if line is not None and all(_is_between(line, known, size) for size in between):
+            return _at(line, known, items)
     return None
 
 

@@ -75,6 +75,11 @@ class CachingAllocator:
     def capacity(self) -> int | None:
         return self._memory.capacity
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the smallest free block that is large enough is taken, none is collected and no event is noted."""
+        return self._first_fits and self.allowed is None and self.history is None
+
     def reset_peaks(self) -> None:
         self.peak_allocated, self.peak_requested = self.allocated, self.requested
         self._memory.peak = self._memory.reserved

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from memfit.footprint import Footprint, PeakLocation, PhaseFootprint, Request
 from memfit.replay.cudnn_workspaces import optional_storages, with_double_workspaces
 from memfit.replay.errors import OutOfMemory
 from memfit.replay.margins import WITHOUT_WORKSPACES, Margin, margin_of
+from memfit.replay.plain_replay import plain_replay
 
 
 class Allocator(Protocol):
@@ -168,6 +169,8 @@ def _with_larger_workspaces(
 
     It ends at the device's memory: a workspace that does not fit is not taken, so it decides no verdict.
     """
+    if all(phase.process_bytes_high >= usable_bytes for phase in phases.values()):
+        return phases
     larger = with_double_workspaces(trace)
     if larger is trace:
         return phases
@@ -206,44 +209,76 @@ class _FailedError(Exception):
         self.request = request
 
 
+class _EventReplay:
+    """A trace's events through an allocator, one by one; as ``memfit.replay.plain_replay.PlainReplay``."""
+
+    def __init__(self, trace: Trace, allocator: Allocator) -> None:
+        self._allocator = allocator
+        self._kinds, self._storages = trace.kind.tolist(), trace.storage.tolist()
+        self._nbytes, self._streams = trace.nbytes.tolist(), trace.stream.tolist()
+        self.missing: set[int] = set()
+        self.peak_reserved = 0
+
+    @property
+    def allocated(self) -> int:
+        return self._allocator.allocated
+
+    def run(self, start: int, end: int, may_miss: frozenset[int] | None) -> tuple[np.ndarray, int | None]:
+        allocator, missing, nbytes = self._allocator, self.missing, self._nbytes
+        live: list[int] = []
+        self.peak_reserved = allocator.reserved
+        for event in range(start, end):
+            storage = self._storages[event]
+            if self._kinds[event] == ALLOCATE:
+                try:
+                    allocator.malloc(storage, nbytes[storage], self._streams[storage])
+                    self.peak_reserved = max(self.peak_reserved, allocator.reserved)
+                except OutOfMemory:
+                    if may_miss is not None and storage not in may_miss:
+                        return np.array(live, np.int64), event
+                    missing.add(storage)
+            elif self._kinds[event] != FREE:
+                allocator.empty_cache()
+            elif storage not in missing:
+                allocator.free(storage)
+            live.append(allocator.allocated)
+        return np.array(live, np.int64), None
+
+
 def _run(trace: Trace, allocator: Allocator) -> dict[str, _Peak]:
-    kinds, storages, nbytes = trace.kind.tolist(), trace.storage.tolist(), trace.nbytes.tolist()
-    streams = trace.stream.tolist()
-    malloc, free = allocator.malloc, allocator.free
+    replay = plain_replay(trace, allocator) or _EventReplay(trace, allocator)
     peaks: dict[str, _Peak] = {}
-    missing: set[int] = set()
     optional = optional_storages(trace)
-    for label, start, end in trace.phases:
-        name = label
-        if label == FAILED:
-            _run_attempt(trace, allocator, start, end, missing)
+    for name, start, end in trace.phases:
+        if name == FAILED:
+            replay.run(start, end, None)
             continue
         peak = peaks.setdefault(name, _Peak())
-        if allocator.allocated > peak.allocated:
-            peak.allocated, peak.event = allocator.allocated, start - 1
-        peak.reserved = max(peak.reserved, allocator.reserved)
-        for event in range(start, end):
-            storage = storages[event]
-            if kinds[event] == ALLOCATE:
-                try:
-                    malloc(storage, nbytes[storage], streams[storage])
-                except OutOfMemory as error:
-                    if storage in optional:
-                        missing.add(storage)
-                        continue
-                    raise _FailedError(_request(trace, name, nbytes[storage], event)) from error
-                if allocator.allocated > peak.allocated:
-                    peak.allocated, peak.event = allocator.allocated, event
-                if allocator.reserved > peak.reserved:
-                    peak.reserved = allocator.reserved
-                if nbytes[storage] >= peak.largest[0]:
-                    peak.largest = (nbytes[storage], event)
-            elif kinds[event] == FREE:
-                if storage not in missing:
-                    free(storage)
-            else:
-                allocator.empty_cache()
+        if replay.allocated > peak.allocated:
+            peak.allocated, peak.event = replay.allocated, start - 1
+        live, failed = replay.run(start, end, optional)
+        if failed is not None:
+            raise _FailedError(_request(trace, name, int(trace.nbytes[trace.storage[failed]]), failed))
+        if live.max(initial=0) > peak.allocated:
+            at = int(live.argmax())
+            peak.allocated, peak.event = int(live[at]), start + at
+        peak.reserved = max(peak.reserved, replay.peak_reserved)
+        peak.largest = max(peak.largest, _largest(trace, start, end, replay.missing))
     return _without_small_setup(peaks)
+
+
+def _largest(trace: Trace, start: int, end: int, missing: Collection[int]) -> tuple[int, int]:
+    """Bytes of the largest request that was met, and the last event that made one; (0, 0): there is none."""
+    storage = trace.storage[start:end]
+    made = trace.kind[start:end] == ALLOCATE
+    if missing:
+        made &= ~np.isin(storage, list(missing))
+    events = np.flatnonzero(made)
+    if not len(events):
+        return 0, 0
+    nbytes = trace.nbytes[storage[events]]
+    at = len(nbytes) - 1 - int(nbytes[::-1].argmax())
+    return int(nbytes[at]), start + int(events[at])
 
 
 def _without_small_setup(peaks: dict[str, _Peak]) -> dict[str, _Peak]:
@@ -254,22 +289,6 @@ def _without_small_setup(peaks: dict[str, _Peak]) -> dict[str, _Peak]:
     train.reserved = max(train.reserved, setup.reserved)
     train.largest = max(train.largest, setup.largest)
     return {name: peak for name, peak in peaks.items() if name != "setup"}
-
-
-def _run_attempt(trace: Trace, allocator: Allocator, start: int, end: int, missing: set[int]) -> None:
-    """The events of an attempt that failed. What does not fit is left out, and added to ``missing``."""
-    for event in range(start, end):
-        storage = int(trace.storage[event])
-        if trace.kind[event] == ALLOCATE:
-            try:
-                allocator.malloc(storage, int(trace.nbytes[storage]), int(trace.stream[storage]))
-            except OutOfMemory:
-                missing.add(storage)
-        elif trace.kind[event] == FREE:
-            if storage not in missing:
-                allocator.free(storage)
-        else:
-            allocator.empty_cache()
 
 
 def _plan_searches(trace: Trace) -> int:

@@ -8,6 +8,7 @@ import sys
 from contextlib import redirect_stdout
 from io import StringIO
 
+from memfit import forked_process
 from memfit.cli import main
 from memfit.forked_process import ForkedProcess, NoResultError
 from memfit.planner.search import second_core
@@ -54,7 +55,7 @@ def plan(cores, arguments):
 
     ForkedProcess.__init__ = count_forks
     SecondCore.begin_trace, SecondCore.trace, SecondCore.full_step = count_begun, count_taken, count_full_steps
-    second_core.available_cores = lambda: cores
+    forked_process.available_cores = second_core.available_cores = lambda: cores
     output, code = StringIO(), 0
     with redirect_stdout(output):
         try:

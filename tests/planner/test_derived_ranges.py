@@ -8,7 +8,7 @@ from memfit.device.hardware.catalogue import find_device
 from memfit.job import Shape
 from memfit.planner.derived_ranges import TRACES, changes_of, derived_ranges
 from memfit.planner.predict import trace_question
-from memfit.planner.step_range import EXACT
+from memfit.planner.step_range import EXACT, trace_between
 from testing.linear_layer import LinearLayer
 
 MOST = 5000
@@ -116,3 +116,11 @@ def test_sizes_that_a_job_refuses_or_doubles_cannot_hold_are_left_out(step):
     assert max(item.high for item in derived_ranges(trace_at, MOST)) <= 100
     ranges = derived_ranges(lambda items: step if items > 1 else "ValueError: one item", MOST)
     assert [(item.low, item.high) for item in ranges] == [(2, MOST)]
+
+
+def test_the_step_of_an_even_size_follows_although_the_nearest_traced_ones_are_odd(step):
+    trace_at, _ = sized(step, lambda items: 8 * items)
+    assert trace_between({items: trace_at(items) for items in (5, 7, 225)}, 64) is None
+    trace = trace_between({items: trace_at(items) for items in (1, 4, 5, 7, 225)}, 64)
+    assert trace is not None
+    assert trace.nbytes[1] == 8 * 64

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from memfit import forked_process
 from memfit.device.hardware import process_limits
 from memfit.forked_process import ForkedCall
 from memfit.job import Shape
@@ -133,9 +134,9 @@ class Copied:
     ],
 )
 def test_a_copy_needs_leave_a_core_memory_and_no_threads(monkeypatch, allowed, cores, available, forkable, forks):
-    monkeypatch.setattr(second_core, "available_cores", lambda: cores)
+    monkeypatch.setattr(forked_process, "available_cores", lambda: cores)
     monkeypatch.setattr(process_limits, "available_bytes", lambda: available)
-    monkeypatch.setattr(second_core, "is_forkable", lambda: forkable)
+    monkeypatch.setattr(forked_process, "is_forkable", lambda: forkable)
     if not allowed:
         with second_core.open_second_core(Copied(), Copied()) as core:
             assert core is None
@@ -199,7 +200,7 @@ def test_a_machine_without_another_process_is_searched_alone(monkeypatch):
     def refuse(copy):
         raise BlockingIOError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(second_core, "available_cores", lambda: 2)
+    monkeypatch.setattr(forked_process, "available_cores", lambda: 2)
     monkeypatch.setattr(second_core, "ForkedProcess", refuse)
     with second_core.second_core_allowed(), second_core.open_second_core(Copied(), Copied()) as core:
         assert core is None

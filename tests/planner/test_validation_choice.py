@@ -11,12 +11,13 @@ from typing import ClassVar
 
 import pytest
 
+from memfit import forked_process
 from memfit.device.hardware.catalogue import find_device
 from memfit.forked_process import ForkedBranch, NoResultError
 from memfit.job import Shape
 from memfit.plan import PhasePolicy
 from memfit.planner.options.validation_policies import other_policies
-from memfit.planner.search import second_core, validation_choice
+from memfit.planner.search import validation_choice
 from memfit.planner.search.validation_choice import OtherPolicies, Validation
 from memfit.trace.step import Tracing
 from memfit.trace.validation_traces import PolicyTraces, open_policy_traces
@@ -128,9 +129,9 @@ def outcomes(job, second_core, *, begun=False):
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch):
-    for module in (second_core, validation_choice):
+    for module in (forked_process, validation_choice):
         monkeypatch.setattr(module, "available_cores", lambda: 2)
-    monkeypatch.setattr(second_core, "is_forkable", lambda: True)  # other tests may have left threads
+    monkeypatch.setattr(forked_process, "is_forkable", lambda: True)  # other tests may have left threads
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from memfit.device.hardware.process_limits import available_cores, has_room_for_copy
-from memfit.forked_process import ForkedCall, ForkedProcess, NoResultError, is_forkable
+from memfit.device.hardware.process_limits import available_cores
+from memfit.forked_process import ForkedCall, ForkedProcess, NoResultError, has_core_for_copy
 from memfit.job import Shape
 from memfit.torch_compat.backward_threads import backward_without_threads
 from memfit.trace.event_record import are_storages_left
@@ -228,8 +228,3 @@ def forked_with_room(target: object) -> ForkedProcess | None:
         return ForkedProcess(target)
     except OSError:
         return None
-
-
-def has_core_for_copy() -> bool:
-    """Whether this machine has a core and memory for a copy of this process, and it could do what this one does."""
-    return available_cores() >= 2 and has_room_for_copy() and is_forkable()

@@ -14,13 +14,12 @@ from memfit.apply.phase_memory import with_settings
 from memfit.device.hardware.catalogue import Device
 from memfit.device.hardware.process_limits import available_cores
 from memfit.errors import describe
-from memfit.forked_process import ForkedBranch, NoResultError
+from memfit.forked_process import ForkedBranch, NoResultError, has_core_for_copy
 from memfit.job import Job, Shape
 from memfit.plan import PhasePolicy
 from memfit.planner.live_bytes import LiveBytes, live_bytes_of
 from memfit.planner.options import validation_policies
 from memfit.planner.search.first_reads import watched_first_reads
-from memfit.planner.search.second_core import has_core_for_copy
 from memfit.planner.timing.roofline import operator_seconds
 from memfit.trace.session_state import random_numbers
 from memfit.trace.validation_traces import PolicyTraces, ValidationTrace
