@@ -64,6 +64,23 @@ CALLS = {
     "bilinear upsampling of channels last": lambda a, b: torch.nn.functional.interpolate(
         torch.zeros(2, 3, 4, 4, device=a.device).to(memory_format=torch.channels_last), scale_factor=2, mode="bilinear"
     ),
+    "like a permuted tensor": lambda a, b: [
+        make(a.permute(2, 0, 1)) for make in (torch.empty_like, torch.zeros_like, torch.ones_like)
+    ],
+    "like every second": lambda a, b: [torch.zeros_like(a[:, ::2]), torch.full_like(a[:, ::2], 2, dtype=torch.half)],
+    "like, contiguous": lambda a, b: torch.zeros_like(a.permute(2, 0, 1), memory_format=torch.contiguous_format),
+    "square roots of a list": lambda a, b: torch._foreach_sqrt([a, b, a.permute(2, 0, 1), a[:, ::2], b[:0]]),
+    "square roots of whole numbers": lambda a, b: torch._foreach_sqrt([a.long(), b.half()]),
+    "norms of a list": lambda a, b: torch._foreach_norm([a, b.half(), a[0]], 2),
+    "products of two lists": lambda a, b: torch._foreach_mul([a.permute(2, 0, 1), b], [a.permute(2, 0, 1), b]),
+    "a list times a number": lambda a, b: torch._foreach_mul([a, b.half()], 2.0),
+    "a list times a tensor": lambda a, b: torch._foreach_mul([a, b.half()], b[0]),
+    "a list of quotients": lambda a, b: torch._foreach_addcdiv([a], [a], [a], 0.5),
+    "copy to a device": lambda a, b: a.permute(2, 0, 1).cpu().to(a.device, copy=True),
+    "copy of every second to a device, as half": lambda a, b: a[:, ::2].cpu().to(a.device, torch.half, copy=True),
+    "copy to a device in channels last": lambda a, b: (
+        a.view(1, 2, 3, 4).cpu().to(a.device, memory_format=torch.channels_last, copy=True)
+    ),
     "view_as_complex": lambda a, b: torch.view_as_complex(a.view(2, 3, 2, 2)).conj(),
 }
 

@@ -230,7 +230,7 @@ class VirtualMode(FakeTensorMode):
             if _is_of_a_library(func):
                 return result
         else:
-            device = tensors[0].fake_device
+            device = meta_kernels.device_of(func, kwargs, tensors)
             result = tree_map(lambda value: self.new(value, device) if type(value) is Tensor else value, result)
         if func in _LOSSES_OF_FULL_SIZE and result.dim() == 0:
             return self._within(torch.broadcast_shapes(args[0].shape, args[1].shape), result)

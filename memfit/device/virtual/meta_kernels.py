@@ -1,5 +1,5 @@
-"""Views, pointwise and structured operators by torch's own kernels for meta tensors, and operators that only write, to
-``out`` or to what they are given.
+"""Views, pointwise and structured operators by torch's own kernels for meta tensors, those of lists of tensors, copies
+to another device or type, and operators that only write, to ``out`` or to what they are given.
 
 FakeTensorMode decomposes many of these in Python, for the sake of symbolic shapes, at up to fifty times the cost, and
 with other strides of dimensions of one than a real run has. A trace has no symbols. What it has, devices, is plain
@@ -25,7 +25,11 @@ from memfit.torch_compat.tracing import python_shape_functions
 _META = torch.device("meta")
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 _STRUCTURED = "CompositeExplicitAutogradNonFunctional"
-_TO_COPY = torch.ops.aten._to_copy.default
+_aten = torch.ops.aten
+_TO_COPY = _aten._to_copy.default
+_LIKE = frozenset(
+    {_aten.empty_like.default, _aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default}
+)  # fmt: skip
 _CHANGES_ITS_SHAPE = frozenset(
     {torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 )  # fmt: skip
@@ -33,11 +37,12 @@ _CHANGES_ITS_SHAPE = frozenset(
 
 @cache
 def suits(func: Any) -> bool:
-    """Whether an operator is a view, pointwise, structured, a copy of another type, or one that writes to its first
-    argument, and torch has its kernel."""
+    """Whether an operator is a view, pointwise, structured, of lists of tensors, a copy of another type or device, a
+    new tensor like another one, or one that writes to its first argument, and torch has its kernel."""
     if not isinstance(func, OpOverload) or func.namespace != "aten" or _CHANGES_ITS_SHAPE & set(func.tags):
         return False
-    if not (func.is_view or torch.Tag.pointwise in func.tags or _fills(func) or _is_structured(func)):
+    is_plain = func.is_view or torch.Tag.pointwise in func.tags or func in _LIKE
+    if not (is_plain or _fills(func) or _gives_lists(func) or _is_structured(func)):
         return func is _TO_COPY
     return bool(has_computed_kernel(func.name(), "Meta"))
 
@@ -73,6 +78,13 @@ def outs_without_kernel(func: Any) -> tuple[str, ...]:
     return () if any(has_kernel(func.name(), key) for key in ("Meta", _STRUCTURED, *_COMPOSITE)) else outs
 
 
+def _gives_lists(func: Any) -> bool:
+    """Whether it gives new tensors for a list of tensors: ``_foreach_sqrt``, ``_foreach_norm``. Their kernel for meta
+    tensors goes through the list."""
+    is_writing = any(each.alias_info is not None for each in schema_of(func).arguments)
+    return func.name().startswith("aten::_foreach_") and bool(schema_of(func).returns) and not is_writing
+
+
 def _is_structured(func: Any) -> bool:
     """Whether it is structured, and gives new tensors: such an operator alone has a kernel under this key.
 
@@ -93,7 +105,8 @@ def _fills(func: Any) -> bool:
 
 
 def run(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
-    """The outputs as meta tensors, or one of ``tensors`` where it is returned itself; else NOT_HANDLED.
+    """The outputs as meta tensors, on ``device_of``, or one of ``tensors`` where it is returned itself; else
+    NOT_HANDLED.
 
     Args:
         tensors: the fake tensors among the arguments, in order.
@@ -108,6 +121,8 @@ def run(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
     device = tensors[0].fake_device
     if any(tensor.fake_device != device or tensor.is_complex() for tensor in tensors):
         return NOT_HANDLED
+    if func is _TO_COPY and device.type != "meta" and _is_copied_to_a_device(kwargs):
+        kwargs = {**kwargs, "device": None}
     if any(isinstance(value, torch.device) for value in (*args, *kwargs.values())):
         return NOT_HANDLED
     with DisableTorchDispatch():
@@ -118,6 +133,17 @@ def run(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
     if isinstance(out, list | tuple):
         return type(out)(same.get(id(output), output) for output in out)
     return same.get(id(out), out)
+
+
+def device_of(func: Any, kwargs: Any, tensors: list[FakeTensor]) -> torch.device:
+    """Where the outputs of a call are that ``run`` has handled."""
+    to = kwargs.get("device") if func is _TO_COPY else None
+    return tensors[0].fake_device if to is None else to
+
+
+def _is_copied_to_a_device(kwargs: Any) -> bool:
+    device = kwargs.get("device")
+    return device is not None and device.type != "meta" and not kwargs.get("pin_memory")
 
 
 def _stand_in(tensor: Tensor) -> Tensor:
