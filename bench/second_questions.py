@@ -35,8 +35,10 @@ JOBS = {
     "examples/llama_lora.py:Llama8B": "--micro-batch 6144",
     "examples/unet.py:Discs": "--micro-batch 24",
     "examples/gan.py:Waves": "--micro-batch 24",
+    "latentsync/stage1": "--micro-batch 8",
+    "latentsync/stage2": "--micro-batch 8",
 }
-"""Jobs, and another micro-batch of each."""
+"""Jobs, and another micro-batch of each. LatentSync's second stage makes twice as many operators as its first."""
 FIRST = "predict {job} --device rtx4090"
 SECOND = {
     "the same": "predict {job} --device rtx4090",
@@ -45,6 +47,8 @@ SECOND = {
     "card, other kernels": "predict {job} --device h100",
     "every card": "predict {job} --device all",
     "micro-batch": "predict {job} --device rtx4090 {other}",
+    "every card, micro-batch": "predict {job} --device all {other}",
+    "other kernels, micro-batch": "predict {job} --device t4 {other}",
     "max": "max {job} --device rtx4090",
     "max, another card": "max {job} --device l4",
     "max, other kernels": "max {job} --device h100",
