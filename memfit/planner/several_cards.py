@@ -17,7 +17,7 @@ from memfit.planner.asked_job import AskedJob
 from memfit.planner.prediction import Prediction, TracedQuestion, answer, footprints_of
 
 WORTH_A_COPY = 200_000
-"""Events to replay from which on a second core is asked: 0.2 s of a core, where the copy takes 0.02 s."""
+"""Events to replay from which on a second core is asked: 0.1 s of a core, where the copy takes 0.02 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,8 @@ def _replay_each(cards: Sequence[_Card]) -> list[_Replayed]:
     groups = sorted(alike.values(), key=len, reverse=True)
     halves = [[number for group in groups[first::2] for number in group] for first in (0, 1)]
     replayed: dict[int, _Replayed] = {}
-    if sum(_events(cards[group[0]].question) for group in groups) >= WORTH_A_COPY and has_core_for_copy():
+    events = sum(_events(cards[group[0]].question) for group in groups)
+    if len(groups) > 1 and events >= WORTH_A_COPY and has_core_for_copy():
         with suppress(OSError, NoResultError), closing(ForkedBranch()) as branch:
             if branch.is_copy:
                 try:

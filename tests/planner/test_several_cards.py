@@ -68,6 +68,12 @@ def test_little_work_asks_no_second_core(replayed_here, monkeypatch):
     assert len(replayed_here) == len(CARDS)
 
 
+def test_a_single_card_asks_no_second_core(replayed_here, monkeypatch):
+    monkeypatch.setattr(several_cards, "ForkedBranch", None)
+    predict_each(AskedJob("linear", LinearLayer), SHAPE, CARDS[:1])
+    assert replayed_here == [CARDS[0].key]
+
+
 def test_a_size_between_traced_ones_follows_once_for_all_cards_alike(monkeypatch):
     """Attention whose scratch differs from card to card, and whose kernels are others on Hopper."""
     job = Dit(dim=64, depth=1, heads=4, frames=64, precision="bf16")
