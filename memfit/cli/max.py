@@ -75,11 +75,7 @@ def command(
         with asked_job(job, pairs, fresh=fresh, before_tracing=following.before_tracing) as asked:
             facts = asked.facts
             sizes, what = _sizes(asked, by_length, vary, count)
-            answers = [
-                largest.with_certain(largest.largest_of(policy, device, asked, sizes), asked, sizes)
-                for policy in facts.policies
-                for device in targets
-            ]
+            answers = largest.largest_of_each(facts.policies, targets, asked, sizes)
     if as_json:
         seconds = time.perf_counter() - begin
         results = [_json(answer, what) for answer in answers]

@@ -218,7 +218,7 @@ class AskedJob:
         changes = choices.get("changes") or {}
         named = {name: value for name, value in choices.items() if name != "changes"}
         mesh = named.get("mesh")
-        elsewhere = self._loaded_elsewhere() if mesh is None or mesh.pp == 1 else None
+        elsewhere = self.loaded_elsewhere() if mesh is None or mesh.pp == 1 else None
         if elsewhere is None or len(devices) < 2:
             return
         identity = self._identity(shape, changes, named)
@@ -282,7 +282,7 @@ class AskedJob:
         self, shape: Shape, device: Device, changes: Mapping[str, Any], derive: bool, choices: Mapping[str, Any]
     ) -> bool:
         """Whether a process that has the job loaded has traced a step now, where this one does not have it loaded."""
-        elsewhere = self._loaded_elsewhere() if device.is_cuda else None
+        elsewhere = self.loaded_elsewhere() if device.is_cuda else None
         if elsewhere is None:
             return False
         from memfit.planner.hand_over import HandedOver
@@ -292,10 +292,10 @@ class AskedJob:
 
     def begin_epoch_count(self) -> Handed | None:
         """Has a process that has the job loaded count an epoch's units, where this one has not, without waiting."""
-        elsewhere = self._loaded_elsewhere()
+        elsewhere = self.loaded_elsewhere()
         return None if elsewhere is None else elsewhere.begin_epoch_count()
 
-    def _loaded_elsewhere(self) -> LoadedElsewhere | None:
+    def loaded_elsewhere(self) -> LoadedElsewhere | None:
         """The process that has the job loaded, where this one has not."""
         socket = self.socket
         if self._job is not None or socket is None or not socket.exists():

@@ -70,6 +70,13 @@ class LoadedElsewhere:
         self._path, self._is_kept = path, is_kept
         self._is_there = True
 
+    def listens(self) -> bool:
+        """Whether the process is still there."""
+        with suppress(OSError):
+            connected(self._path).close()
+            return self._is_there
+        return False
+
     def trace(self, step: HandedOver) -> bool:
         """Has a step traced and kept; False: who asks traces it."""
         request = step.to_json() if self._is_there else None

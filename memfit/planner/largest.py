@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -128,6 +128,46 @@ def with_certain(answer: Largest, asked: AskedJob, vary: Vary) -> Largest:
         known = [smaller.size]
         asked.remember(f"certain {sizes.key}", known)
     return replace(answer, certain=known[0])
+
+
+def largest_of_each(
+    policies: Sequence[Policy], devices: Sequence[Device], asked: AskedJob, vary: Vary
+) -> list[Largest]:
+    """``largest_of`` with ``with_certain`` for every policy on every device, in order; errors as there.
+
+    Where another process has the job loaded and traces for this one, a copy of this one asks it for half of the
+    policies meanwhile.
+    """
+    if len(policies) > 1 and (elsewhere := asked.loaded_elsewhere()) is not None and elsewhere.listens():
+        _search_on_two_cores(policies, devices, asked, vary)
+    return [
+        with_certain(largest_of(policy, device, asked, vary), asked, vary) for policy in policies for device in devices
+    ]
+
+
+def _search_on_two_cores(policies: Sequence[Policy], devices: Sequence[Device], asked: AskedJob, vary: Vary) -> None:
+    """Has the answers kept, where this machine has a core and memory for a copy of this process."""
+    from memfit.forked_process import ForkedBranch, NoResultError, has_core_for_copy
+
+    def search(some: Sequence[Policy]) -> None:
+        for policy in some:
+            for device in devices:
+                with_certain(largest_of(policy, device, asked, vary), asked, vary)
+
+    if not has_core_for_copy():
+        return
+    with suppress(OSError, NoResultError), closing(ForkedBranch()) as branch:
+        if branch.is_copy:
+            try:
+                search(policies[1::2])
+                asked.keep()
+                branch.give(None)
+            finally:
+                branch.end()
+        branch.begin()
+        search(policies[::2])
+        branch.result()
+        asked.look_again()
 
 
 class _Sizes:

@@ -353,3 +353,36 @@ def _tell(listener: socket.socket, process_id: int) -> None:
         connection.send_bytes(str(process_id).encode())
         with pytest.raises(EOFError):
             connection.recv_bytes()
+
+
+TWO_POLICIES = """
+    lora: int = 0
+
+    def batch(self, shape):
+        end = time.monotonic() + 60
+        if self.lora:
+            open("other", "a").close()
+        while shape.items > 1 and not os.path.exists("other"):
+            if time.monotonic() > end:
+                open("late", "a").close()
+                break
+            time.sleep(0.01)
+"""
+"""Batches of one policy wait until one of the other policy is traced."""
+
+
+@needs_core
+def test_policies_are_searched_at_once_where_another_process_has_the_job_loaded(folder):
+    text = (folder / "job.py").read_text()
+    (folder / "job.py").write_text(text.replace("\n    def batch(self, shape):\n", TWO_POLICIES, 1))
+    (folder / "slow").unlink()
+    largest = ("max", "job.py:Own", "--device", "rtx4090", "--memory", "10GiB", "--json")
+    assert asked(folder, *FIRST).returncode == 0
+    wait_for(lambda: sockets(folder))
+    second = asked(folder, *largest)
+    assert (second.returncode, imports(folder)) == (0, 1)
+    assert not (folder / "late").exists()
+    fresh = asked(folder, *largest, "--fresh")
+    both = [json.loads(output.stdout) for output in (second, fresh)]
+    assert [len(answer["results"]) for answer in both] == [2, 2]
+    assert both[0]["results"] == both[1]["results"]
