@@ -150,7 +150,7 @@ def _run(plan: str, wandb: bool, as_json: bool, values: dict[str, Any]) -> int:
             show_summary(folder, read, as_json=as_json)
             sys.stdout.flush()
             end_with(launched.code)
-        if launched.code not in (Exit.BAD_INPUT, Exit.FAULT) and not launched.signalled:
+        if launched.code not in (Exit.BAD_INPUT, Exit.FAULT) and not launched.signalled and folder.plan.exists():
             if made_no_progress(folder):
                 say(f"no report is written, since it runs the job's code too; memfit report {folder.path} writes it")
                 return launched.code

@@ -13,8 +13,9 @@ FIRST = 3
 class AppendFile:
     """A file that is open for appending.
 
-    A job may close its descriptor (``os.closerange``), and the system then gives the number to another file. So it is
-    compared before each use, and the file is opened again where it is another's.
+    A job may close its descriptor (``os.closerange``), and the system then gives the number to another file; a person
+    may remove or replace the file. So both are compared before each use, and the file is opened again where the
+    descriptor or the path stands for another.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,6 +35,9 @@ class AppendFile:
         """
         if not self._is_open():
             self._open()
+        elif not self._is_in_place():
+            os.close(self._descriptor)
+            self._open()
         return os.write(self._descriptor, content)
 
     def close(self) -> None:
@@ -50,6 +54,15 @@ class AppendFile:
 
     def _is_open(self) -> bool:
         return identity(self._descriptor) == self._identity
+
+    def _is_in_place(self) -> bool:
+        try:
+            status = os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return (status.st_dev, status.st_ino) == self._identity
 
 
 def identity(descriptor: int) -> tuple[int, int] | None:

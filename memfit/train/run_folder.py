@@ -48,9 +48,16 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _cannot_write(path: Path, error: OSError) -> CannotWriteError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return _gone(path.parent)
     why = f"{path} cannot be written: {error.strerror or error}"
     write = "remove that folder" if isinstance(error, IsADirectoryError) else "make room there, or make it writable"
     return CannotWriteError(f"{why}; {write}, and go on with --resume")
+
+
+def _gone(folder: Path) -> CannotWriteError:
+    seen = f"the folder {folder} was removed, moved or replaced while the run was writing to it"
+    return CannotWriteError(f"{seen}; write another --out, or go on with --resume where the folder is now")
 
 
 WAITS = 0.2
@@ -77,6 +84,10 @@ class RunFolder:
         self._failure: CannotWriteError | None = None
         """Why another thread could not write what waited."""
         self._writing = threading.RLock()
+        self._identity: tuple[int, int] | None = None
+        """Of the folder at the first line."""
+        self._marked = False
+        """Whether ``MARK`` was in it then."""
 
     @property
     def plan(self) -> Path:
@@ -205,7 +216,12 @@ class RunFolder:
             self._written_at = time.monotonic()
 
     def _append(self, lines: Lines) -> None:
-        """Writes lines of whole windows: those of a file at once."""
+        """Writes lines of whole windows: those of a file at once.
+
+        Raises:
+            CannotWriteError: they cannot be written, or the folder is gone.
+        """
+        self._check_is_there()
         texts: dict[str, list[bytes]] = {}
         for name, line in lines:
             if name not in texts and self._sizes.get(name, 0) >= line_parts.PART_BYTES and line.get("rank", 0) == 0:
@@ -213,6 +229,21 @@ class RunFolder:
             texts.setdefault(name, []).append(format_line(line))
         for name, of_file in texts.items():
             self._write(name, b"".join(of_file))
+
+    def _check_is_there(self) -> None:
+        """Refuses a folder that is not the one of the first line: what is open in it would be written in vain."""
+        try:
+            status = os.stat(self.path)
+            if self._identity is None:
+                self._identity, self._marked = (status.st_dev, status.st_ino), (self.path / MARK).exists()
+            if self._marked:
+                os.stat(self.path / MARK)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise _gone(self.path) from error
+        except OSError:
+            return
+        if (status.st_dev, status.st_ino) != self._identity:
+            raise _gone(self.path)
 
     def close(self) -> None:
         """Writes what waits, and closes the files.

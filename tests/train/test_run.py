@@ -121,6 +121,24 @@ def test_killing_memfit_run_alone_leaves_no_process_that_goes_on_training(plan, 
     assert [line["window"] for line in lines(run, "samples")] == list(range(300))
 
 
+def test_removing_the_folder_of_a_run_ends_it_with_one_line(plan, tmp_path):
+    run = tmp_path / "run"
+    arguments = [sys.executable, "-m", "memfit", "run", str(plan), "--out", str(run), "--windows", "1000000"]
+    with subprocess.Popen([*arguments, "--save-every", "0"], stderr=subprocess.PIPE, text=True) as process:
+        while not any((run / "checkpoints").glob("0*")) and process.poll() is None:
+            time.sleep(0.05)
+        run.rename(tmp_path / "elsewhere")
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 5
+    said = [line for line in said.splitlines() if "not written" not in line]  # a checkpoint that was being written
+    assert len(said) == 1
+    assert f"the folder {run} was removed, moved or replaced while the run was writing to it" in said[0]
+    assert not run.exists()
+
+
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
     with (
         alone_in(tmp_path),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -103,6 +104,40 @@ def test_a_full_disk_that_another_thread_met_ends_the_training(small_disk):
             folder.append_soon(lambda: [("metrics", {"window": 2})])
         with pytest.raises(CannotWriteError):
             folder.write_waiting()
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced", "made again by a checkpoint"])
+def test_a_folder_that_is_gone_ends_the_training_at_the_next_line(folder, tmp_path, how):
+    folder.append("metrics", {"window": 0})
+    if how == "removed":
+        shutil.rmtree(folder.path)
+    else:
+        folder.path.rename(tmp_path / "elsewhere")
+    if how == "replaced":
+        RunFolder(folder.path).open(resume=False)
+    elif how != "moved":
+        (folder.path / "checkpoints").mkdir(parents=True)
+    with pytest.raises(CannotWriteError, match=r"run was removed, moved or replaced while the run was writing to it; "):
+        folder.append("metrics", {"window": 1})
+    assert not folder.lines("metrics").exists()
+
+
+def test_a_folder_that_is_gone_before_the_first_line_is_said_to_be(folder):
+    shutil.rmtree(folder.path)
+    with pytest.raises(CannotWriteError, match="was removed, moved or replaced"):
+        folder.write_window_range(0, 3)
+    with pytest.raises(CannotWriteError, match="was removed, moved or replaced"):
+        folder.append("metrics", {"window": 0})
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_lines_go_on_in_a_new_file_where_theirs_was_removed_or_replaced(folder, replaced):
+    folder.append("metrics", {"window": 0})
+    folder.lines("metrics").unlink()
+    if replaced:
+        folder.lines("metrics").touch()
+    folder.append("metrics", {"window": 1})
+    assert folder.lines("metrics").read_text() == '{"window":1}\n'
 
 
 @pytest.fixture(name="folder")

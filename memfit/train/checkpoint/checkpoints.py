@@ -137,7 +137,8 @@ class Checkpoints:
         unfinished = self.path / f".{next_window:08d}.{os.getpid()}"
         shutil.rmtree(unfinished, ignore_errors=True)
         with self._put_in_place(unfinished, next_window, lines):
-            unfinished.mkdir(parents=True, exist_ok=True)  # where no memory was left to remove it, files are replaced
+            self.path.mkdir(exist_ok=True)  # and not the run's folder: where that was removed, the run ends
+            unfinished.mkdir(exist_ok=True)  # where no memory was left to remove it, files are replaced
             sums = write_tensors(unfinished / TENSORS, tensors, body=body)
             file = {"bytes": (unfinished / TENSORS).stat().st_size, "block_bytes": BLOCK, "crc32": sums}
             _write_manifest(unfinished, next_window, plan, {"file": file, "state": state})
