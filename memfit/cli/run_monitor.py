@@ -74,7 +74,7 @@ def write_report(folder: RunFolder) -> None:
         from memfit.show.page import write_page
         from memfit.show.report import run_report
 
-        write_page(run_report(folder.path, curves=False), folder.path / "report.html")
+        write_page(run_report(folder.path, curves=False, ended=True), folder.path / "report.html")
     except InterruptedVerb:
         raise
     except Exception as error:

@@ -37,6 +37,7 @@ from memfit.show.run_log import number, process_peaks, whole_lines
 from memfit.show.trace_file import read_trace
 from memfit.sizes import format_size
 from memfit.trace.step import Tracing
+from memfit.train.launch.process_guard import is_held
 from memfit.train.run_folder import RunFolder
 from memfit.wording import counted, precision_words, units_in_words
 
@@ -101,12 +102,14 @@ def plan_report(plan: Plan, path: Path = Path("plan.toml"), *, trace: bool = Tru
     )
 
 
-def run_report(path: Path, *, curves: bool = True, trace: bool = True) -> Page:
+def run_report(path: Path, *, curves: bool = True, trace: bool = True, ended: bool = False) -> Page:
     """A run: what it did against what was predicted, what its ranks saw, and its plan.
 
     Args:
         curves: whether memory against micro-batch is in it, which takes many traces.
         trace: see ``report``.
+        ended: whether it is known that the run has ended, such as by the process that ran it and still holds its
+            folder; else whether a process holds the folder says so.
 
     Raises:
         InputError: the folder is no run's.
@@ -120,7 +123,8 @@ def run_report(path: Path, *, curves: bool = True, trace: bool = True) -> Page:
         )
     plan = read_plan(folder.plan)
     lines, ids = whole_lines(path / "metrics.jsonl"), whole_lines(path / "samples.jsonl")
-    verdict, tone = run_verdict(path, plan, lines)
+    runs = not ended and any(map(is_held, (folder.path, folder.checkpoints)))
+    verdict, tone = run_verdict(path, plan, lines, runs=runs)
     memory, notes = _memory(plan, curves) if trace else ([], [f"Memory over the step is not here: {NOT_LOADED}"])
     failure = flight_section(path / "flight.json")
     commands = command_section(plan_commands(folder.plan))
@@ -128,7 +132,8 @@ def run_report(path: Path, *, curves: bool = True, trace: bool = True) -> Page:
     done = (path / "final").is_dir() and any((path / "final").iterdir())
     return Page(
         title=f"run of {plan.job}", verdict=verdict, tone=tone, about=_plan_facts(plan), sections=sections,
-        notes=[*([MEANINGS] if memory and lines else []), *notes], advice=advice_on_run(path, tone, done=done),
+        notes=[*([MEANINGS] if memory and lines else []), *notes],
+        advice=advice_on_run(path, tone, done=done, runs=runs),
     )  # fmt: skip
 
 

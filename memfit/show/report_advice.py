@@ -40,9 +40,15 @@ def advice_on_plan(path: Path, tone: str) -> str:
     return "Plan again with a smaller --global-batch, more --devices or a card of more memory."
 
 
-def advice_on_run(path: Path, tone: str, *, done: bool) -> str:
-    """What to do with a run."""
+def advice_on_run(path: Path, tone: str, *, done: bool, runs: bool = False) -> str:
+    """What to do with a run.
+
+    Args:
+        runs: whether a process works on it now.
+    """
     folder = shlex.quote(str(path))
+    if runs:
+        return f"It is still running. Write this page again later: memfit report {folder}."
     if not done:
         plan = shlex.quote(str(path / "plan.toml"))
         return f"Go on with it: memfit run {plan} --out {folder} --resume."

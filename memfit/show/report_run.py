@@ -23,10 +23,16 @@ FAR = 4
 """A budget that is so many times what was taken is told and not drawn."""
 
 
-def run_verdict(path: Path, plan: Plan, lines: list[dict[str, Any]]) -> tuple[str, str]:
-    """One line, and its tone: what was done, and its peak against the budget."""
+def run_verdict(path: Path, plan: Plan, lines: list[dict[str, Any]], *, runs: bool = False) -> tuple[str, str]:
+    """One line, and its tone: what was done, and its peak against the budget.
+
+    Args:
+        runs: whether a process works on the run now.
+    """
     failed = flight_line(path / "flight.json")
     why = f"; {failed}" if failed else ""
+    if not lines and runs:
+        return f"Running: no window is finished yet{why}", "close"
     if not lines:
         return f"Nothing was trained: no window was finished{why}", "bad"
     done = (path / "final").is_dir() and any((path / "final").iterdir())
@@ -43,6 +49,8 @@ def run_verdict(path: Path, plan: Plan, lines: list[dict[str, Any]]) -> tuple[st
     )
     count = f"{len(lines)} window{'s' if len(lines) > 1 else ''}"
     within = peak is None or peak <= plan.budget_bytes
+    if runs:
+        return f"Running: {count} so far, loss {loss}{memory}{why}", "good" if within and not failed else "close"
     if done:
         return f"Done: {count}, loss {loss}{memory}", "good" if within else "close"
     return f"Not finished: stopped after {count}, loss {loss}{memory}{why}", "close" if within and not failed else "bad"

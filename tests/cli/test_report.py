@@ -2,11 +2,15 @@
 
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from memfit.cli import main
+from memfit.show.report import run_report
+from memfit.train.launch.process_guard import alone_in
 
 JOB = f"{Path(__file__).parents[2]}/testing/nets.py:Transformer"
 
@@ -59,3 +63,52 @@ def test_a_plan_whose_job_is_gone_still_has_its_report(tmp_path, capsys) -> None
     page = (tmp_path / "plan.html").read_text()
     assert "could not be traced" in page
     assert "256 = 1 x 256 on 1 device" in page
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from memfit.train.launch.process_guard import alone_in
+with alone_in(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A run's folder with two windows."""
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    plan = ["plan", JOB, "--global-batch", "256", "--device", "cpu", "--memory", "1GiB", "--micro-batch", "256"]
+    assert left_with(*plan, "--out", str(folder / "plan.toml")) == 0
+    lines = ({"window": window, "loss": 1.0, "measured_process_bytes": 1 << 20} for window in range(2))
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
+
+
+@pytest.mark.parametrize("held", [".", "checkpoints"])
+def test_a_run_whose_process_lives_is_running_and_one_whose_process_was_killed_is_not(run, held) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(run / held)], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"held\n"
+            page = run_report(run, trace=False)
+            assert page.verdict == "Running: 2 windows so far, loss 1 to 1; peak 1.0 MiB of 1.00 GiB"
+            assert "--resume" not in page.advice
+        finally:
+            process.kill()
+    page = run_report(run, trace=False)
+    assert page.verdict.startswith("Not finished: stopped after 2 windows")
+    assert "--resume" in page.advice
+
+
+def test_a_run_that_was_done_and_is_continued_is_running(run) -> None:
+    (run / "final").mkdir()
+    (run / "final" / "net.safetensors").touch()
+    assert run_report(run, trace=False).verdict.startswith("Done: 2 windows")
+    with alone_in(run):
+        assert run_report(run, trace=False).verdict.startswith("Running: 2 windows so far")
+        assert run_report(run, trace=False, ended=True).verdict.startswith("Done: 2 windows")
+        (run / "metrics.jsonl").unlink()
+        assert run_report(run, trace=False).verdict == "Running: no window is finished yet"

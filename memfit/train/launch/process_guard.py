@@ -21,7 +21,7 @@ from memfit.train.append_file import identity
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
-__all__ = ["PARENT", "alone_in", "die_with_parent", "for_child"]
+__all__ = ["PARENT", "alone_in", "die_with_parent", "for_child", "is_held"]
 
 
 @contextlib.contextmanager
@@ -53,6 +53,23 @@ def alone_in(folder: Path, patience: float = 10.0, *, inherited: bool = False) -
     finally:
         if identity(handle) == held:  # else the job has closed it
             os.close(handle)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process that lives holds a folder by ``alone_in``, on this machine; False where that cannot be seen."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given up at once; a run that begins just now waits for it
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
 
 
 def _locked(handle: int, folder: Path) -> bool:
