@@ -1,4 +1,6 @@
-"""What memfit measured on this machine and keeps, in the user's cache folder: each file is written whole or not."""
+"""The user's folders, and what memfit measured on this machine and keeps in the cache: each file is written whole or
+not.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,19 @@ from memfit.atomic_file import write_atomic
 
 def cache_folder() -> Path:
     """``$XDG_CACHE_HOME/memfit``, by default ``~/.cache/memfit``; it need not exist."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(cache) / "memfit"
+    return user_folder("XDG_CACHE_HOME", ".cache")
+
+
+def user_folder(variable: str, default: str) -> Path:
+    """memfit's folder within one that the XDG Base Directory specification names; a relative path is ignored, as the
+    specification says.
+
+    Args:
+        variable: of the environment, such as ``XDG_CACHE_HOME``.
+        default: the folder in the user's home where the variable is empty or not set.
+    """
+    folder = os.environ.get(variable, "")
+    return Path(folder if os.path.isabs(folder) else os.path.join(os.path.expanduser("~"), default)) / "memfit"
 
 
 def read_kept(name: str, valid: Callable[[Any], bool] = lambda value: True) -> dict[str, Any]:

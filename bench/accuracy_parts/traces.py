@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from memfit import user_cache
 from memfit.events import Trace
 
 SMALL, LARGE = 8, 12
@@ -91,8 +92,7 @@ def stored(folder: Path, model: str, batches: list[int]) -> Traced:
 def cache_folder() -> Path:
     """Where traces are kept: a folder for this state of the code that they depend on."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in trace_sources()))
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(cache) / "memfit" / "accuracy" / digest.hexdigest()[:12]
+    return user_cache.cache_folder() / "accuracy" / digest.hexdigest()[:12]
 
 
 def trace_sources() -> list[Path]:

@@ -34,7 +34,9 @@ def command(kind: str | None, as_json: bool) -> int:
         path = keep_rates(measured)
     except OSError as error:
         raise InputError(
-            f"the cache folder: {error.strerror}", "the figures cannot be kept", "set XDG_CACHE_HOME to a folder"
+            f"the cache folder: {error.strerror}",
+            "the figures cannot be kept",
+            "set XDG_CACHE_HOME to the full path of a folder",
         ) from error
     if as_json:
         print_json({**asdict(measured), "file": str(path)})

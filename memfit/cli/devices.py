@@ -79,7 +79,8 @@ def _add(file: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, f"{before.rstrip()}\n\n{file.read_text('utf-8')}".lstrip())
     except OSError as error:
-        raise InputError(str(path), str(error), "set XDG_CONFIG_HOME to a folder that can be written") from error
+        write = "set XDG_CONFIG_HOME to the full path of a folder that can be written"
+        raise InputError(str(path), str(error), write) from error
     for card in cards.values():
         print(f"added {card.key}: {card.name}, {_size(card.memory_bytes)}")
     print(f"They are in {path}.")

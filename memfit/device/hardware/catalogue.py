@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +15,7 @@ from memfit import toml
 from memfit.device.hardware.card_table import checked_card
 from memfit.errors import InputError
 from memfit.installation import release_number, version_of
+from memfit.user_cache import user_folder
 
 Entry = TypeVar("Entry")
 
@@ -216,8 +216,7 @@ def _slice(device: Device, profile: str, figures: tuple[float, int, int], source
 
 def added_cards_file() -> Path:
     """The user's own cards: ``$XDG_CONFIG_HOME/memfit/devices.toml``; it need not exist."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    return Path(folder) / "memfit" / "devices.toml"
+    return user_folder("XDG_CONFIG_HOME", ".config") / "devices.toml"
 
 
 def added_cards() -> dict[str, Device]:
