@@ -56,9 +56,10 @@ def prepare_output() -> None:
 
 
 def complain(text: str) -> None:
-    """Writes one line to standard error; if nobody can read it, the exit code still tells."""
+    """Writes one line to standard error, which begins with memfit's name once; if nobody can read it, the exit code
+    still tells."""
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"memfit: {text}\n")
+        sys.stderr.write(f"memfit: {text.removeprefix('memfit ')}\n")
         sys.stderr.flush()
 
 

@@ -43,14 +43,22 @@ def mistake(error: click.ClickException) -> InputError:
             return InputError(
                 verb, f"{error.param.human_readable_name} is missing", f"write {verb} {error.param.human_readable_name}"
             )
-        name = max(error.param.opts, key=len)
-        return InputError(verb, f"the option {name} is missing", f"write {name} {error.param.metavar or ''}")
+        return InputError(verb, f"the option {_longest(error.param)} is missing", f"write {_with_value(error.param)}")
     if isinstance(error, click.BadParameter) and error.param is not None:
-        kind = error.param.type
-        name = max(error.param.opts, key=len)
-        write = f"write {name} {'|'.join(map(str, kind.choices))}" if isinstance(kind, click.Choice) else help_of
-        return InputError(name, error.message.rstrip("."), write)
-    return InputError(verb, error.format_message().rstrip("."), help_of)
+        write = f"write {_with_value(error.param)}" if isinstance(error.param.type, click.Choice) else help_of
+        return InputError(_longest(error.param), error.message.rstrip("."), write)
+    return InputError(verb if " " in verb else "command line", error.format_message().rstrip("."), help_of)
+
+
+def _longest(parameter: click.Parameter) -> str:
+    return max(parameter.opts, key=len)
+
+
+def _with_value(parameter: click.Parameter) -> str:
+    """``--out RUN``, ``--oversized stop|skip``: an option as it is written."""
+    kind = parameter.type
+    value = "|".join(map(str, kind.choices)) if isinstance(kind, click.Choice) else parameter.metavar
+    return f"{_longest(parameter)} {value or kind.name.upper()}"
 
 
 def _verbs_with(option: str, context: click.Context) -> list[str]:

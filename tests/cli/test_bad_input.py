@@ -90,7 +90,7 @@ OPTIONS = {
         ["trace", "--limit", "99999h", "--", "python", "examples/gan.py"],
         ["--limit 99999h", "less than 10^6 s", "write a time such as 90s"],
     ),
-    "no job": (["predict"], ["memfit predict: JOB is missing"]),
+    "no job": (["predict"], ["memfit: predict: JOB is missing"]),
     "one argument too many": (["predict", RIGHT, "more"], ["unexpected extra argument (more)"]),
     "no global batch": (["plan", RIGHT, "--device", "cpu"], ["--global-batch is missing", "write --global-batch N"]),
     "two devices where one is taken": (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.cli import main
+from memfit.cli import VERBS, main
 from tests.cli.asking import Run, is_one_line
 from tests.cli.wrong_uses import Use, wrong_bodies, wrong_files, wrong_jobs, wrong_options, wrong_plans, wrong_specs
 
@@ -27,6 +27,8 @@ def fault_of(arguments: list[str]) -> str:
         return "it returned"
     except SystemExit as stop:
         lines = [line for line in err.getvalue().splitlines() if line.startswith("memfit: ")]
+        if any(line.startswith("memfit: memfit") for line in lines):
+            return f"said {err.getvalue()!r}"
         if stop.code not in CODES:
             return f"exit code {stop.code}"
         return "" if stop.code != 2 or (len(lines) == 1 and not out.getvalue()) else f"said {err.getvalue()!r}"
@@ -63,6 +65,34 @@ def test_some_of_them(elsewhere: Path, plan: str) -> None:
 def test_a_job_that_ends_the_process_or_hides_a_method(run: Run, tmp_path: Path, body: str, words: str) -> None:
     (tmp_path / "job.py").write_text(f"from tests.cli.wrong_jobs import Right\n\nclass Wrong(Right):\n    {body}\n")
     is_one_line(run("predict", f"{tmp_path}/job.py:Wrong", "--device", "cpu", "--micro-batch", "4"), words)
+
+
+WITHOUT_ARGUMENTS = ("devices", "jobs", "calibrate", "doctor")
+"""Verbs that take none, or need none."""
+WRONG = (
+    ["a", "b", "c", "d", "--no-such-option"],
+    ["--json=3", "a"],
+    ["python", "train.py", "--no-such-option"],
+    ["--", "python", "no/train.py", "{batch}{batch}"],
+    ["no/such"],
+    [],
+)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_names_memfit_once(run: Run, elsewhere: Path, verb: str, wrong: list[str]) -> None:
+    if verb in WITHOUT_ARGUMENTS and not wrong:
+        return
+    code, out, err = run(verb, *wrong)
+    if verb != "trace" or code == 2:  # a trace shows what it is asked for
+        is_one_line((code, out, err))
+    assert not err.startswith("memfit: memfit")
+
+
+def test_a_missing_choice_is_named_with_its_values(run: Run) -> None:
+    is_one_line(run("export", "plan.toml"), "write --to deepspeed|")
+    is_one_line(run("--"), "command line: Missing command; see memfit --help")
 
 
 @pytest.mark.parametrize("verb", ["report", "lint", "compare"])
