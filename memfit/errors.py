@@ -78,6 +78,7 @@ _WRITE_INSTEAD = {
     errno.EDQUOT: "make room within your quota, or write it to another disk",
     errno.ENOENT: "write it in a folder that is there",
     errno.ENOTDIR: "write it in a folder that is there",
+    errno.EEXIST: "write another path: there is something that is no folder",
     errno.EISDIR: "write the path of a file, not of a folder",
     errno.ENAMETOOLONG: "write a shorter path",
 }
@@ -353,5 +354,5 @@ def _near(path: str) -> str:
     """A path as a person would write it from here."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, OSError):  # the folder may be removed
         return path

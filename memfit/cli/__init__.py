@@ -85,12 +85,25 @@ class Verbs(click.Group):
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
+        _check_current_folder()
         with _aborted_quietly():
             return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def _check_current_folder() -> None:
+    """Refuses a current folder that is gone, with which neither relative paths nor libraries such as MKL work.
+
+    Raises:
+        InputError: it was removed.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise InputError("the current folder", "it was removed", "change to a folder that is there with cd") from error
 
 
 def _show_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:

@@ -51,7 +51,9 @@ def _cannot_write(path: Path, error: OSError) -> CannotWriteError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return _gone(path.parent)
     why = f"{path} cannot be written: {error.strerror or error}"
-    write = "remove that folder" if isinstance(error, IsADirectoryError) else "make room there, or make it writable"
+    write = "make room there, or make it writable"
+    if isinstance(error, IsADirectoryError | FileExistsError):
+        write = "remove what is there"
     return CannotWriteError(f"{why}; {write}, and go on with --resume")
 
 

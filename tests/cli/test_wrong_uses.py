@@ -13,7 +13,16 @@ import pytest
 
 from memfit.cli import VERBS, main
 from tests.cli.asking import Run, is_one_line
-from tests.cli.wrong_uses import Use, wrong_bodies, wrong_files, wrong_jobs, wrong_options, wrong_plans, wrong_specs
+from tests.cli.wrong_uses import (
+    BASES,
+    Use,
+    wrong_bodies,
+    wrong_files,
+    wrong_jobs,
+    wrong_options,
+    wrong_plans,
+    wrong_specs,
+)
 
 CODES = (0, 2, 3, 4, 5)
 
@@ -88,6 +97,26 @@ def test_each_verb_names_memfit_once(run: Run, elsewhere: Path, verb: str, wrong
     if verb != "trace" or code == 2:  # a trace shows what it is asked for
         is_one_line((code, out, err))
     assert not err.startswith("memfit: memfit")
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "calibrate"])
+def test_each_verb_refuses_a_current_folder_that_was_removed(
+    run: Run, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    removed = elsewhere / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    arguments = {"jobs": [], "devices": [], "doctor": []}.get(verb, BASES.get(verb, []))
+    is_one_line(run(verb, *arguments), "the current folder: it was removed; change to a folder that is there with cd")
+
+
+def test_a_run_folder_that_is_no_folder_is_said_to_be(run: Run, elsewhere: Path, plan: str) -> None:
+    (elsewhere / "plan.toml").write_text(plan)
+    (elsewhere / "dangling").symlink_to("nowhere")
+    is_one_line(
+        run("run", "plan.toml", "--out", "dangling"), "write another path: there is something that is no folder"
+    )
 
 
 def test_a_missing_choice_is_named_with_its_values(run: Run) -> None:
