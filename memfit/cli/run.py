@@ -308,26 +308,30 @@ def windows_of(folder: RunFolder, lines: list[dict[str, Any]]) -> int:
 
 
 def summary_of(lines: list[dict[str, Any]], windows: int, plan: Plan) -> dict[str, Any]:
-    """Returns the numbers of a run from the lines of its windows; None for a number that no line has.
+    """Returns the numbers of a run from the lines of its windows; None for a number that no line has, or that is none.
 
     Args:
         windows: the number of windows that the run has trained, including windows without a line.
     """
     from memfit.planner.cpu_margin import planned_process_bytes
+    from memfit.show.run_log import number
 
-    last = lines[-1] if lines else {}
+    def numbers(name: str) -> list[Any]:
+        return [number(line.get(name)) or 0 for line in lines]
+
+    first, last = (lines[0], lines[-1]) if lines else ({}, {})
     return {
         "windows": windows,
-        "loss_first": lines[0].get("loss") if lines else None,
-        "loss_last": last.get("loss"),
-        "global_batch_asked": last.get("global_batch_asked"),
-        "global_batch_done": max((line.get("global_batch_done") or 0 for line in lines), default=0),
-        "noise_scale": next((line["noise_scale"] for line in reversed(lines) if line.get("noise_scale")), None),
+        "loss_first": number(first.get("loss")),
+        "loss_last": number(last.get("loss")),
+        "global_batch_asked": number(last.get("global_batch_asked")),
+        "global_batch_done": max(numbers("global_batch_done"), default=0),
+        "noise_scale": next(filter(None, reversed(numbers("noise_scale"))), None),
         "predicted_process_bytes": max((int(p.get("process_bytes", 0)) for p in plan.phases.values()), default=None),
         "planned_process_bytes": planned_process_bytes(plan),
-        "measured_process_bytes": max((line.get("measured_process_bytes") or 0 for line in lines), default=None),
+        "measured_process_bytes": max(numbers("measured_process_bytes"), default=None),
         "budget_bytes": plan.budget_bytes,
-        "seconds": sum(line.get("seconds") or 0.0 for line in lines),
+        "seconds": float(sum(numbers("seconds"))),
     }
 
 

@@ -70,3 +70,19 @@ def test_a_run_says_what_its_noise_scale_means(known, tmp_path, capsys):
     words = "Noise scale about 17 samples: a global batch far above it wastes samples (McCandlish et al. 2018)."
     assert (words in said) == (known is not None)
     assert ("Noise scale" in said) == (known is not None)
+
+
+def test_a_run_whose_lines_hold_other_values_has_its_summary(tmp_path, capsys):
+    folder = RunFolder(tmp_path / "run")
+    folder.open(resume=False)
+    other = {"loss": "x", "seconds": [], "measured_process_bytes": "z", "global_batch_done": {}, "noise_scale": "1"}
+    right = {"loss": 2.0, "seconds": 1.5, "measured_process_bytes": 1 << 20, "global_batch_done": 8}
+    for window, line in enumerate((other, right, right | {"noise_scale": 3.0}, other)):
+        folder.append("metrics", {"window": window, **line})
+    show_summary(folder, PLAN, as_json=False)
+    said = capsys.readouterr().out
+    assert "4 windows in 3.0 s, loss unknown to unknown" in said
+    assert "Peak 1.0 MiB measured" in said
+    show_summary(folder, PLAN, as_json=True)
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["loss_first"], summary["noise_scale"], summary["global_batch_done"]) == (None, 3.0, 8)
