@@ -3,12 +3,13 @@
 If the events are the same at each size, the bytes of each storage are a + b * size: two sizes determine a and b, a
 third one checks them, and every other size is replayed. If some storages grow with the square of the size (pairwise
 similarities of samples), three sizes determine a + b * size + c * size ** 2, and a further size is traced to check
-them. Finally the answer and the next larger size are traced.
+them. Finally the answer and the next larger size are traced. Where the bytes do not follow, as where a small data set
+has fewer batches of a larger size, sizes are traced until the largest that fits is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +21,8 @@ from memfit.script.launch import trace_script
 from memfit.script.outcome import ALL_LONGEST, NOT_ALL_LONGEST, ScriptOutcome, TraceRequest
 from memfit.script.request_device import requested_device
 from memfit.script.side_by_side import at_once, trace_scripts
+from memfit.script.traced_search import TracedNeeds, next_size
+from memfit.script.varying_steps import LARGER
 from memfit.sizes import format_size
 from memfit.wording import COALESCE, counted
 
@@ -31,6 +34,8 @@ LONGEST_SIZES = (4, 5, 7)
 """Those of batches of the longest samples: where a sample has several parts, each one's longest is in a batch."""
 MOST_CHECKS = 8
 """Sizes that are traced to check the answer."""
+MOST_TRACED = 40
+"""Sizes that are traced where their bytes do not follow from others."""
 MOST = 1 << 20
 """Larger sizes are not tried."""
 
@@ -80,23 +85,67 @@ def scan_batches(request: TraceRequest, sizes: Sequence[int]) -> BatchScan:
     """Traces the script at the sizes and finds the largest one that fits.
 
     Where the bytes do not follow from the size, as those of batches that are padded to their longest sample, it is
-    traced anew with batches of the longest samples.
+    traced anew with batches of the longest samples. Where they still do not follow, sizes are traced one after another.
 
     Raises:
         InputError: the script fails at one of the sizes.
     """
     device = _device(request)
-    scan, is_unlike = _scanned(request, device, sizes)
-    if not is_unlike:
+    scan, unlike = _scanned(request, device, sizes)
+    if not unlike:
         return scan
     longest = replace(request, longest_samples=True)
-    sizes = LONGEST_SIZES if tuple(sizes) == SIZES else sizes
-    other, is_unlike = _scanned(longest, device, sizes)
+    longest_sizes = LONGEST_SIZES if tuple(sizes) == SIZES else tuple(sizes)
+    other, others_unlike = _scanned(longest, device, longest_sizes)
     differ = any(answer.operator == COALESCE for answer in other.outcome.assumed)
     assumes = "; ".join(filter(None, (_line(other.outcome, ALL_LONGEST), ROWS_DIFFER * differ)))
-    if assumes and not is_unlike:
+    if assumes and not others_unlike:
         return BatchScan(outcome=scan.outcome, largest=replace(other.largest, assumes=assumes))
+    if assumes:
+        largest = _searched(longest, other, dict(zip(longest_sizes, others_unlike, strict=True)), device)
+    else:
+        largest = _searched(request, other, dict(zip(sizes, unlike, strict=True)), device)
+    if largest is not None:
+        return BatchScan(outcome=scan.outcome, largest=replace(largest, assumes=assumes))
     return BatchScan(outcome=scan.outcome, largest=replace(scan.largest, reason=_unknown(scan, other)))
+
+
+def _searched(
+    request: TraceRequest, longest: BatchScan, outcomes: Mapping[int, ScriptOutcome], device: Device
+) -> LargestBatch | None:
+    """The largest batch where each size is traced; None where batches of one size may differ in their bytes.
+
+    Args:
+        request: with ``{batch}``.
+        longest: the scan with batches of the longest samples, which says whether all could be chosen.
+        outcomes: at the sizes that were traced.
+        device: the card.
+    """
+    if not longest.outcome.loaders or _line(longest.outcome, NOT_ALL_LONGEST):
+        return None  # batches that the script makes itself may have any size
+    free, needs = replace(request, enforced=False, every_card=False), TracedNeeds(device.usable_bytes or 0)
+    queue = dict(outcomes)
+    while queue and len(needs.fits) < MOST_TRACED:
+        size, outcome = queue.popitem()
+        fits, process_bytes, _ = _fits(outcome)
+        if _line(outcome, LARGER):
+            return None
+        if fits is None or process_bytes is None:  # the script does not take the size
+            break
+        needs.process_bytes[size], needs.fits[size] = process_bytes, fits
+        following = 0 if queue else next_size(needs, MOST)
+        if following:
+            queue[following] = trace_script(at_size(free, following))
+    if not needs.fits:
+        return None
+    fitting, too_large = needs.fitting, needs.too_large
+    made = replace(longest.largest, sizes=tuple(sorted(needs.process_bytes)), reason="")
+    if not fitting:
+        return replace(made, reason=f"a batch of {too_large} does not fit")
+    return replace(
+        made, batch=fitting, verified=fitting + 1 == too_large, process_bytes=needs.process_bytes[fitting],
+        traced=True, too_large=too_large,
+    )  # fmt: skip
 
 
 def _unknown(scan: BatchScan, longest: BatchScan) -> str:
@@ -107,12 +156,14 @@ def _unknown(scan: BatchScan, longest: BatchScan) -> str:
     )
 
 
-def _line(outcome: ScriptOutcome, begin: str) -> str:
+def _line(outcome: ScriptOutcome, begin: str | tuple[str, ...]) -> str:
     return next((line for line in outcome.not_seen if line.startswith(begin)), "")
 
 
-def _scanned(request: TraceRequest, device: Device, sizes: Sequence[int]) -> tuple[BatchScan, bool]:
-    """(the largest batch, whether there is none since the bytes do not follow from the size)."""
+def _scanned(
+    request: TraceRequest, device: Device, sizes: Sequence[int]
+) -> tuple[BatchScan, tuple[ScriptOutcome, ...]]:
+    """(the largest batch, the outcomes where there is none since the bytes do not follow from the size)."""
     name = device.key if request.memory_bytes is None else format_size(request.memory_bytes)
     free = replace(request, enforced=False)
     requests = [replace(at_size(free, size), every_card=not number) for number, size in enumerate(sizes)]
@@ -139,11 +190,11 @@ def _scanned(request: TraceRequest, device: Device, sizes: Sequence[int]) -> tup
         size = sizes[outcomes.index(failed)]
         why = failed.error.summary if failed.error is not None else failed.ended
         write = "memfit trace --batch 2,4,8 traces other sizes"
-        return answer(None, reason=f"a batch of {size} was not traced to two complete steps ({why}); {write}"), False
+        return answer(None, reason=f"a batch of {size} was not traced to two complete steps ({why}); {write}"), ()
     traces = [_of(outcome) for outcome in outcomes]
     problem = different_events(traces, sizes)
     if problem:
-        return answer(None, reason=problem), True
+        return answer(None, reason=problem), tuple(outcomes)
     growth = fitted(traces, sizes)
     if growth is not None and growth.is_quadratic:
         check = 2 * max(sizes) + 1
@@ -151,12 +202,12 @@ def _scanned(request: TraceRequest, device: Device, sizes: Sequence[int]) -> tup
         growth = growth if traced is not None and growth.holds_for(traced, check) else None
     if growth is None:
         reason = f"the bytes at batches of {', '.join(map(str, sizes))} are no polynomial of degree 1 or 2 in the size"
-        return answer(None, reason=reason), True
+        return answer(None, reason=reason), tuple(outcomes)
     grown = _Family(traces[0], growth, device, base.world)
     best = grown.largest(sizes[0]) if grown.fits(sizes[0]) else next(filter(grown.fits, range(sizes[0] - 1, 0, -1)), 0)
     if not best:
-        return answer(None, reason=f"a batch of {sizes[0]} does not fit"), False
-    return _verified(request, best, grown, answer), False
+        return answer(None, reason=f"a batch of {sizes[0]} does not fit"), ()
+    return _verified(request, best, grown, answer), ()
 
 
 def _verified(request: TraceRequest, best: int, grown: _Family, answer: Callable[..., BatchScan]) -> BatchScan:

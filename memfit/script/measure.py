@@ -104,6 +104,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
         lbfgs_iterations=_lbfgs_iterations(running, ended, error),
         walks=tuple(sorted(running.tracer.virtual.assumptions.walks.observed().items())),
         passes_cut=watch.passes_cut,
+        loaders=watch.loaders,
         error=error,
         sandboxed=not running.request.unsafe_writes,
         seconds=time.perf_counter() - running.begin,

@@ -242,6 +242,8 @@ class ScriptOutcome:
     """Iterations of ``torch.optim.LBFGS`` at most, where the whole training ran and they do not fill its history."""
     walks: tuple[tuple[str, int], ...] = ()
     """Places of the code that select by one value of integers after another, each with the number of values."""
+    loaders: int = 0
+    """Passes over DataLoaders that the script began."""
     passes_cut: bool = False
     """Whether a pass or a loop that does not train was left early: what the script collects there is not complete."""
     error: ScriptError | None = None

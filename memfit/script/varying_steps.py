@@ -9,6 +9,8 @@ import numpy as np
 from memfit.events import ALLOCATE, CATEGORIES, Trace
 from memfit.sizes import format_size
 
+LARGER = ("steps of larger batches than", "larger micro-batches than")
+"""Beginnings of what ``larger_steps`` says."""
 _LEAST_STEPS = 3
 _SAME = 1e-3
 """Steps whose activations differ by a smaller share are of one size."""
@@ -45,9 +47,8 @@ def larger_steps(trace: Trace, ends: Sequence[int]) -> str | None:
         or sizes[0] > sizes[-1] * (1 - _DIFFERENT)
     ):
         return None
-    larger = "steps of larger batches" if of_steps else "larger micro-batches"
     return (
-        f"{larger} than the {len(sizes)} that ran, which differ "
+        f"{LARGER[0] if of_steps else LARGER[1]} the {len(sizes)} that ran, which differ "
         f"(their forwards make {format_size(sizes[0])} to {format_size(sizes[-1])})"
     )
 

@@ -110,6 +110,41 @@ def test_a_table_of_sparse_gradients_has_a_largest_batch_whose_ids_all_differ(tm
     assert largest.assumes == ROWS_DIFFER
 
 
+SMALL_SET = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.ones(12, 64, 256))
+loader = DataLoader(data, batch_size=int(sys.argv[1]), shuffle=True)
+net = nn.Sequential(nn.Linear(256, 16384), nn.ReLU(), nn.Linear(16384, 1)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for epoch in range(3):
+    for (batch,) in loader:
+        net(batch.cuda()).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("memory_bytes", [560 << 20, 8 << 30])
+def test_of_a_data_set_of_few_batches_the_largest_batch_is_traced(tmp_path: Path, monkeypatch, memory_bytes) -> None:
+    """12 samples are six batches of two, and two and a half of five: other operators run."""
+    request, traced, scan = scanned(tmp_path, monkeypatch, "", SMALL_SET, memory_bytes)
+    largest = scan.largest
+    if memory_bytes == 8 << 30:  # one batch has the whole set
+        assert (largest.batch, largest.traced, largest.too_large) == (batch_scan.MOST, True, 0)
+        return
+    assert largest.verified, largest.reason
+    assert largest.batch is not None
+    assert 5 < largest.batch < 12
+    for size in (largest.batch, largest.batch + 1):
+        outcome = traced(replace(request, command=replace(request.command, args=(str(size), ""))))
+        assert outcome.footprint is not None
+        assert outcome.footprint.fits is (size == largest.batch)
+
+
 def test_where_samples_cannot_be_chosen_the_answer_says_why_and_what_to_write(tmp_path: Path, monkeypatch) -> None:
     largest = scanned(tmp_path, monkeypatch, "stream")[2].largest
     assert largest.batch is None
