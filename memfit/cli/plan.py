@@ -274,7 +274,7 @@ def _traced_answer(script: str, device: Device) -> SavedAnswer:
     from memfit.script.answer_json import answer_json
     from memfit.script.command_line import parse_command_line
     from memfit.script.launch import free_host_bytes, trace_with_need
-    from memfit.script.outcome import TraceRequest
+    from memfit.script.outcome import MOVE_TO_CARD, NOTHING_ON_CARD, TRAINS_ON_CPU, TraceRequest
     from memfit.script.saved_answer import read_answer
 
     request = TraceRequest(command=parse_command_line(script), device=device.key, host_bytes=free_host_bytes())
@@ -282,6 +282,8 @@ def _traced_answer(script: str, device: Device) -> SavedAnswer:
     write = f"see what memfit trace -- {script} says"
     if outcome.error is not None and not outcome.error.out_of_memory:
         raise InputError(script, f"the script failed: {outcome.error.summary}", outcome.error.hint or write)
+    if NOTHING_ON_CARD in outcome.not_seen:
+        raise InputError(script, TRAINS_ON_CPU, MOVE_TO_CARD)
     if outcome.windows < 2:
         job = f", or of a job in it, write {script}:Name --global-batch N" if len(script.split()) == 1 else ""
         raise InputError(script, f"the trace saw {outcome.windows} optimizer steps of two", f"{write}{job}")

@@ -20,10 +20,13 @@ from memfit.script.batch_scan import PLACEHOLDER, at_size
 from memfit.script.command import parse_command
 from memfit.script.launch import free_host_bytes, trace_script
 from memfit.script.outcome import (
+    MOVE_TO_CARD,
     NO_LATER_SAVE,
     NO_SAVE,
     NO_VALIDATION,
+    NOTHING_ON_CARD,
     SCRIPT_EXITED,
+    TRAINS_ON_CPU,
     ScriptOutcome,
     TraceRequest,
 )
@@ -126,6 +129,8 @@ class AskedScript(AskedJob):
             write = "name a card: --device rtx4090" if needs_card else "correct the script"
             hint = outcome.error.hint.replace("write --", "write memfit trace --")  # which alone has these options
             raise InputError(self.name, outcome.error.summary, hint or write)
+        if NOTHING_ON_CARD in outcome.not_seen:
+            raise InputError(self.name, TRAINS_ON_CPU, MOVE_TO_CARD)
         if outcome.footprint is None or outcome.windows < 2:
             made = f"{outcome.windows or 'no'} optimizer step{'s' * (outcome.windows != 1)}"
             write = "write a command that trains for two steps; memfit trace -- with it says what was seen"

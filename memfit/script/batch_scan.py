@@ -18,7 +18,15 @@ from memfit.device.hardware.catalogue import Device
 from memfit.errors import InputError
 from memfit.events import Trace
 from memfit.script.launch import trace_script
-from memfit.script.outcome import ALL_LONGEST, NOT_ALL_LONGEST, ScriptOutcome, TraceRequest
+from memfit.script.outcome import (
+    ALL_LONGEST,
+    MOVE_TO_CARD,
+    NOT_ALL_LONGEST,
+    NOTHING_ON_CARD,
+    TRAINS_ON_CPU,
+    ScriptOutcome,
+    TraceRequest,
+)
 from memfit.script.request_device import requested_device
 from memfit.script.side_by_side import at_once, trace_scripts
 from memfit.script.traced_search import TracedNeeds, next_size
@@ -186,6 +194,8 @@ def _scanned(
         )  # fmt: skip
         return BatchScan(outcome=base, largest=largest)
 
+    if NOTHING_ON_CARD in base.not_seen:
+        return answer(None, reason=f"{TRAINS_ON_CPU}; {MOVE_TO_CARD}"), ()
     if failed is not None:
         size = sizes[outcomes.index(failed)]
         why = failed.error.summary if failed.error is not None else failed.ended

@@ -22,6 +22,7 @@ from memfit.script.outcome import (
     NO_LATER_SAVE,
     NO_SAVE,
     NO_VALIDATION,
+    NOTHING_ON_CARD,
     NOWHERE,
     SCRIPT_ENDED,
     AssumedAnswer,
@@ -60,6 +61,7 @@ def outcome_of(running: Running, ended: str, error: ScriptError | None) -> Scrip
     growth: tuple[MemoryGrowth, ...] = ()
     phases = watch.phases()
     ran = any(label != FAILED for label, _, _ in phases)  # not so where memory ran out while the nets were made
+    ran &= ALLOCATE in tracer.kind  # not so where the script trains on the CPU
     if ran and (watch.windows or (error is not None and error.out_of_memory)):
         tracer.averages.categorise(tracer.category, tracer.nbytes, watch.trained_storages, tracer.made_in)
         _name_buffers_of_engines(tracer)
@@ -259,6 +261,8 @@ def _not_seen(running: Running, trace: Trace | None, error: ScriptError | None) 
     if others:
         cards = ", ".join(f"cuda:{number}" for number in sorted(others))
         lines.append(f"several cards in one process: what {cards} holds was counted on the same card as the rest")
+    if watch.windows and running.device.is_cuda and ALLOCATE not in running.tracer.kind:
+        lines.append(NOTHING_ON_CARD)
     names = {name for name, _, _ in watch.phases()}
     if "validate" not in names:
         lines.append(NO_VALIDATION)

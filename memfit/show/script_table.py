@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memfit.script.batch_scan import BatchScan
-from memfit.script.outcome import LineUse, ScriptOutcome, TraceRequest
+from memfit.script.outcome import MOVE_TO_CARD, NOTHING_ON_CARD, TRAINS_ON_CPU, LineUse, ScriptOutcome, TraceRequest
 from memfit.script.request_device import requested_device
 from memfit.show.console import make_console
 from memfit.show.footprint_table import coloured_verdict, largest_process, phase_name, phase_table, run_needs_more
@@ -85,6 +85,8 @@ def script_headline(request: TraceRequest, outcome: ScriptOutcome) -> Text:
     if footprint is None or outcome.windows < 2:
         text = Text("No verdict", style="bold yellow")
         why = f"{counted(outcome.windows, 'complete optimizer step')} ran, and two are needed"
+        if NOTHING_ON_CARD in outcome.not_seen:
+            return text.append(f": {TRAINS_ON_CPU}; {MOVE_TO_CARD}.", style="default")
         reason = outcome.error.summary if outcome.error is not None else outcome.ended
         return text.append(f": {why} (stopped after: {reason}).", style="default")
     if outcome.error is not None and not outcome.error.out_of_memory:

@@ -16,6 +16,7 @@ from memfit.device.virtual import cudnn_benchmark, workspace
 from memfit.device.virtual.card_rules import CardRules, plain
 from memfit.device.virtual.card_scratch import EITHER_BACKWARD, EITHER_FORWARD, card_scratch
 from memfit.events import ALLOCATE, EMPTY_CACHE
+from memfit.nested_tensors import tensors_in
 from memfit.trace import operator_scratch
 from memfit.trace.event_record import EventRecord
 from memfit.trace.operators import Operator
@@ -63,7 +64,7 @@ class CallMemory:
 
     def passes(self, func: Any, args: Any) -> list[ConvolutionPass]:
         """The passes of a convolution, one for each of its outputs."""
-        if self._rules is None:
+        if self._rules is None or not _is_on_card(args, {}):
             return []
         searched = cudnn_benchmark.plans(func, args) if torch.backends.cudnn.benchmark else (None, None)
         workspaces = iter(self._scratch(func, args, len(self._record.op_rows)))
@@ -92,7 +93,7 @@ class CallMemory:
                 if key is not None:
                     self.calls.append((len(record.kind), record.last_row, key))
             return
-        if not kind.takes:
+        if not kind.takes or not _is_on_card(args, kwargs):
             return
         row = record.last_row
         if func in workspace.CUBLAS_OPERATORS and (thread := node is not None) not in self.cublas_threads:
@@ -143,3 +144,11 @@ class CallMemory:
         if self._record.live is not None:
             self._record.live.malloc(-1, nbytes)
             self._record.live.free(-1)
+
+
+def _is_on_card(args: Any, kwargs: Any) -> bool:
+    """Whether a call runs on the card: a script may also run operators on the host."""
+    tensors = list(tensors_in((args, kwargs)))
+    if not tensors:
+        return torch.device((kwargs or {}).get("device") or "cpu").type != "cpu"
+    return any(tensor.device.type != "cpu" for tensor in tensors)
