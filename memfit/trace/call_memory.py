@@ -17,6 +17,7 @@ from memfit.device.virtual.card_rules import CardRules, plain
 from memfit.device.virtual.card_scratch import EITHER_BACKWARD, EITHER_FORWARD, card_scratch
 from memfit.events import ALLOCATE, EMPTY_CACHE
 from memfit.nested_tensors import tensors_in
+from memfit.torch_compat import FakeTensor
 from memfit.trace import operator_scratch
 from memfit.trace.event_record import EventRecord
 from memfit.trace.operators import Operator
@@ -148,7 +149,10 @@ class CallMemory:
 
 def _is_on_card(args: Any, kwargs: Any) -> bool:
     """Whether a call runs on the card: a script may also run operators on the host."""
-    tensors = list(tensors_in((args, kwargs)))
-    if not tensors:
-        return torch.device((kwargs or {}).get("device") or "cpu").type != "cpu"
-    return any(tensor.device.type != "cpu" for tensor in tensors)
+    is_on_host = False
+    for tensor in tensors_in((args, kwargs)):
+        device = tensor.fake_device if type(tensor) is FakeTensor else tensor.device
+        if device.type != "cpu":
+            return True
+        is_on_host = True
+    return not is_on_host and torch.device((kwargs or {}).get("device") or "cpu").type != "cpu"
