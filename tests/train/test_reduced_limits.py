@@ -1,6 +1,7 @@
 """What sharded ranks that start again do with less."""
 
 import dataclasses
+import resource
 
 import pytest
 
@@ -68,5 +69,17 @@ def test_a_launch_whose_ranks_start_again_does_not_stop_where_an_earlier_one_did
 
 
 def test_a_disk_that_is_full_is_one_line(tmp_path):
-    with pytest.raises(CannotWriteError, match=r"reduced_limits\.json cannot be written"):
+    """A limit of a file's size stands for the disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        with pytest.raises(CannotWriteError, match=r"reduced_limits\.json cannot be written"):
+            write_reduced_limits(RunFolder(tmp_path), PLAN, ReducedLimits(most=1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path):
+    with pytest.raises(CannotWriteError, match="gone was removed, moved or replaced"):
         write_reduced_limits(RunFolder(tmp_path / "gone"), PLAN, ReducedLimits(most=1))
