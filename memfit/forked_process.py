@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, NoReturn
 
@@ -211,6 +211,25 @@ class ForkedBranch:
         """Ends the copy, whatever it does."""
         self._id = _ended(self._id)
         self._connection.close()
+
+
+def with_copy(own: Callable[[], object], other: Callable[[], Any]) -> Any:
+    """Does one thing here and another in a copy of this process meanwhile; gives what the copy returned.
+
+    Raises:
+        OSError: no process or pipe can be made; nothing was done.
+        NoResultError: the copy raised, or has ended; what is done here is done.
+        Exception: what ``own`` raises.
+    """
+    with closing(ForkedBranch()) as branch:
+        if branch.is_copy:
+            try:
+                branch.give(other())
+            finally:
+                branch.end()
+        branch.begin()
+        own()
+        return branch.result()
 
 
 def _ended(process_id: int) -> int:

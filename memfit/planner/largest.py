@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -147,27 +148,21 @@ def largest_of_each(
 
 def _search_on_two_cores(policies: Sequence[Policy], devices: Sequence[Device], asked: AskedJob, vary: Vary) -> None:
     """Has the answers kept, where this machine has a core and memory for a copy of this process."""
-    from memfit.forked_process import ForkedBranch, NoResultError, has_core_for_copy
+    from memfit.forked_process import NoResultError, has_core_for_copy, with_copy
 
     def search(some: Sequence[Policy]) -> None:
         for policy in some:
             for device in devices:
                 with_certain(largest_of(policy, device, asked, vary), asked, vary)
 
-    if not has_core_for_copy():
-        return
-    with suppress(OSError, NoResultError), closing(ForkedBranch()) as branch:
-        if branch.is_copy:
-            try:
-                search(policies[1::2])
-                asked.keep()
-                branch.give(None)
-            finally:
-                branch.end()
-        branch.begin()
-        search(policies[::2])
-        branch.result()
-        asked.look_again()
+    def search_and_keep(some: Sequence[Policy]) -> None:
+        search(some)
+        asked.keep()
+
+    if has_core_for_copy():
+        with suppress(OSError, NoResultError):
+            with_copy(partial(search, policies[::2]), partial(search_and_keep, policies[1::2]))
+            asked.look_again()
 
 
 class _Sizes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from memfit.device.hardware.catalogue import Device
 from memfit.footprint import Footprint
-from memfit.forked_process import ForkedBranch, NoResultError, has_core_for_copy
+from memfit.forked_process import NoResultError, has_core_for_copy, with_copy
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.prediction import Prediction, TracedQuestion, answer, footprints_of
@@ -61,17 +62,15 @@ def _replay_each(cards: Sequence[_Card]) -> list[_Replayed]:
     groups = sorted(alike.values(), key=len, reverse=True)
     halves = [[number for group in groups[first::2] for number in group] for first in (0, 1)]
     replayed: dict[int, _Replayed] = {}
+
+    def replay(numbers: Sequence[int]) -> dict[int, _Replayed]:
+        replayed.update({number: _replay(cards[number]) for number in numbers})
+        return replayed
+
     events = sum(_events(cards[group[0]].question) for group in groups)
     if len(groups) > 1 and events >= WORTH_A_COPY and has_core_for_copy():
-        with suppress(OSError, NoResultError), closing(ForkedBranch()) as branch:
-            if branch.is_copy:
-                try:
-                    branch.give({number: _replay(cards[number]) for number in halves[1]})
-                finally:
-                    branch.end()
-            branch.begin()
-            replayed = {number: _replay(cards[number]) for number in halves[0]}
-            replayed |= branch.result()
+        with suppress(OSError, NoResultError):
+            replayed |= with_copy(partial(replay, halves[0]), partial(replay, halves[1]))
     return [replayed[number] if number in replayed else _replay(card) for number, card in enumerate(cards)]
 
 

@@ -69,7 +69,7 @@ def test_little_work_asks_no_second_core(replayed_here, monkeypatch):
 
 
 def test_a_single_card_asks_no_second_core(replayed_here, monkeypatch):
-    monkeypatch.setattr(several_cards, "ForkedBranch", None)
+    monkeypatch.setattr(several_cards, "with_copy", None)
     predict_each(AskedJob("linear", LinearLayer), SHAPE, CARDS[:1])
     assert replayed_here == [CARDS[0].key]
 
