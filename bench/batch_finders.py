@@ -107,7 +107,8 @@ def by_hand(batch: int, trials: Trials) -> None:
 def by_memfit() -> tuple[int | None, Trials]:
     """memfit max on this machine's processor with so much memory: what fits with the whole interval."""
     from memfit.device.hardware.catalogue import find_device, with_memory
-    from memfit.planner.asked_job import AskedJob, Policy
+    from memfit.planner.asked_job import AskedJob
+    from memfit.planner.job_facts import Policy
     from memfit.planner.largest import by_items, largest_of, with_certain
 
     policy = Policy(name="keep", checkpointing={}, changes={})

@@ -30,7 +30,8 @@ from memfit.user_cache import cache_folder
 
 if TYPE_CHECKING:
     from memfit.cli.loaded_copy import LoadedCopy
-    from memfit.planner.asked_job import AskedJob, Policy
+    from memfit.planner.asked_job import AskedJob
+    from memfit.planner.job_facts import Policy
 
 SWITCH = "MEMFIT_TRACE_AHEAD"
 """The environment variable that turns this off with 0."""

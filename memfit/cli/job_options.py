@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memfit.job import Job, Shape
-    from memfit.planner.asked_job import AskedJob, BeforeTracing, JobFacts
+    from memfit.planner.asked_job import AskedJob, BeforeTracing
+    from memfit.planner.job_facts import JobFacts
 
 
 def load_with(job: str, pairs: tuple[str, ...], precision: str | None, checkpoint: str | None = None) -> Job:

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import TracebackType
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.device.hardware.catalogue import Device
 from memfit.job import Job, Shape
+from memfit.planner.job_facts import JobFacts, facts_from_json, facts_to_json
 from memfit.planner.prediction import (
-    NetSize,
     Prediction,
     TracedQuestion,
     answer,
@@ -45,34 +45,6 @@ DEFAULTS: Mapping[str, Any] = {
 _OF_SETUP = tuple(name for name in DEFAULTS if name != "micro_batches")
 """Choices that a job is set up by."""
 BeforeTracing = Callable[["AskedJob", Callable[[], None] | None], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """A way to run a job: settings that differ from the job's, and what it recomputes."""
-
-    name: str
-    checkpointing: Mapping[str, str]
-    changes: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobFacts:
-    """What questions need of a job beside its traces."""
-
-    unit: str
-    longest: int | None
-    precision: str
-    """Empty where it is not known, as of a script."""
-    checkpoint: str
-    nets: tuple[NetSize, ...]
-    own: Mapping[str, str]
-    """The job's own recomputation: mode by module path."""
-    every: Mapping[str, str]
-    """Every module that may be recomputed."""
-    whole_numbers: Mapping[str, int | None]
-    """Settings that hold a whole number, and what they hold."""
-    policies: tuple[Policy, ...]
 
 
 class AskedJob:
@@ -144,7 +116,7 @@ class AskedJob:
             kept = self.remembered("facts")
             self._facts = facts_from_json(kept) if kept is not None else None
         if self._facts is None:
-            from memfit.planner.job_facts import facts_of, facts_to_json
+            from memfit.planner.job_reading import facts_of
 
             self._facts = facts_of(self.job)
             self.remember("facts", facts_to_json(self._facts))
@@ -174,6 +146,11 @@ class AskedJob:
     def is_kept(self) -> bool:
         """Whether what is traced is kept for a later process."""
         return self._shelf is not None and self._shelf.is_on
+
+    @property
+    def may_be_kept_now(self) -> bool:
+        """Whether what was not kept may be by now: by a process that has the job loaded, although it ended since."""
+        return self._job is None and self.is_kept
 
     @property
     def code(self) -> str:
@@ -254,7 +231,8 @@ class AskedJob:
             rates = {"rates": [device.key, device.fp32_flops, device.bf16_flops, device.bandwidth]}
         identity = self._identity(shape, changes or {}, choices | rates)
         question = self._kept(identity, shape, device, derive)
-        if question is None and self._is_traced_elsewhere(shape, device, changes or {}, derive, choices):
+        if question is None and self.may_be_kept_now:
+            self._trace_elsewhere(shape, device, changes or {}, derive, choices)
             self.look_again()
             question = self._kept(identity, shape, device, derive)
         if question is None:
@@ -278,17 +256,16 @@ class AskedJob:
         question = self._exact(identity, shape.items, device)
         return self._from_others(identity, shape, device) if question is None and derive else question
 
-    def _is_traced_elsewhere(
+    def _trace_elsewhere(
         self, shape: Shape, device: Device, changes: Mapping[str, Any], derive: bool, choices: Mapping[str, Any]
-    ) -> bool:
-        """Whether a process that has the job loaded has traced a step now, where this one does not have it loaded."""
+    ) -> None:
+        """Has a process that has the job loaded trace a step, where there is one."""
         elsewhere = self.loaded_elsewhere() if device.is_cuda else None
-        if elsewhere is None:
-            return False
-        from memfit.planner.hand_over import HandedOver
+        if elsewhere is not None:
+            from memfit.planner.hand_over import HandedOver
 
-        step = HandedOver(shape=shape, device=device.key, changes=changes, derive=derive, choices=choices)
-        return elsewhere.trace(step)
+            step = HandedOver(shape=shape, device=device.key, changes=changes, derive=derive, choices=choices)
+            elsewhere.trace(step)
 
     def begin_epoch_count(self) -> Handed | None:
         """Has a process that has the job loaded count an epoch's units, where this one has not, without waiting."""
@@ -390,11 +367,3 @@ class AskedJob:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, default=str, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def facts_from_json(values: Mapping[str, Any]) -> JobFacts:
-    """What ``memfit.planner.job_facts.facts_to_json`` wrote."""
-    known = dict(values)
-    known["nets"] = tuple(NetSize(**net) for net in known["nets"])
-    known["policies"] = tuple(Policy(**policy) for policy in known["policies"])
-    return JobFacts(**known)

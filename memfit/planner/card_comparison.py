@@ -11,7 +11,8 @@ from pathlib import Path
 from memfit.device.hardware.catalogue import Device, catalogue
 from memfit.errors import InputError, why_unreadable
 from memfit.job import Shape
-from memfit.planner.asked_job import AskedJob, Policy
+from memfit.planner.asked_job import AskedJob
+from memfit.planner.job_facts import Policy
 from memfit.planner.largest import by_items, largest_size_of
 from memfit.planner.prediction import Prediction
 from memfit.planner.several_cards import predict_each

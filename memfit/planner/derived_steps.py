@@ -18,8 +18,9 @@ from memfit.events import Trace
 from memfit.footprint import Footprint
 from memfit.geometry import MOST
 from memfit.job import Shape
-from memfit.planner.asked_job import AskedJob, JobFacts
+from memfit.planner.asked_job import AskedJob
 from memfit.planner.derived_ranges import changes_of, derived_ranges
+from memfit.planner.job_facts import JobFacts
 from memfit.planner.prediction import TracedQuestion, footprint_on, holds_for, need_on, question_on
 from memfit.planner.size_search import largest_size
 from memfit.planner.step_range import StepRange, unlike_size

@@ -41,6 +41,7 @@ class EpochUnits:
         if self._elsewhere is not None:
             with suppress(OSError, EOFError, ValueError):
                 self._elsewhere.is_kept()
+        if self._asked.may_be_kept_now:
             self._asked.look_again()
         known = self._known()
         return (known["units"], known["why"]) if known is not None else self._counted()

@@ -1,33 +1,40 @@
-"""What questions need of a job beside its traces, read from the job itself."""
+"""What questions need of a job beside its traces, as it is kept."""
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from memfit.job import Job
-from memfit.planner.asked_job import JobFacts, Policy
-from memfit.planner.predict import checkpoint_all, default_checkpointing, net_sizes, plain_nets
-
-LORA_RANK = 16
+from memfit.planner.prediction import NetSize
 
 
-def facts_of(job: Job) -> JobFacts:
-    """The facts of a job.
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A way to run a job: settings that differ from the job's, and what it recomputes."""
 
-    Raises:
-        InputError: its ``checkpoint`` is neither none nor all.
-    """
-    nets = plain_nets(job)
-    own, every = default_checkpointing(job, nets), checkpoint_all(job, nets)
-    types = job.setting_types()
-    return JobFacts(
-        unit=job.unit, longest=job.longest, precision=job.precision, checkpoint=job.checkpoint, nets=net_sizes(nets),
-        own=own, every=every, policies=tuple(_policies(job, own, every)),
-        whole_numbers={name: getattr(job, name) for name, kind in types.items() if kind in (int, int | None)},
-    )  # fmt: skip
+    name: str
+    checkpointing: Mapping[str, str]
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What questions need of a job beside its traces."""
+
+    unit: str
+    longest: int | None
+    precision: str
+    """Empty where it is not known, as of a script."""
+    checkpoint: str
+    nets: tuple[NetSize, ...]
+    own: Mapping[str, str]
+    """The job's own recomputation: mode by module path."""
+    every: Mapping[str, str]
+    """Every module that may be recomputed."""
+    whole_numbers: Mapping[str, int | None]
+    """Settings that hold a whole number, and what they hold."""
+    policies: tuple[Policy, ...]
 
 
 def facts_to_json(facts: JobFacts) -> dict[str, Any]:
@@ -35,24 +42,9 @@ def facts_to_json(facts: JobFacts) -> dict[str, Any]:
     return asdict(facts)
 
 
-def _policies(job: Job, own: dict[str, str], every: dict[str, str]) -> Iterator[Policy]:
-    """Keeping everything, recomputing every block, and settings of the job that need less memory."""
-    yield Policy(name="keep everything", checkpointing={}, changes={})
-    if every:
-        yield Policy(name="recompute everything", checkpointing=every, changes={})
-    if own and own != every:
-        yield Policy(name="the job's own", checkpointing=own, changes={})
-    for setting, value in _smaller_state(job):
-        yield Policy(name=f"{setting}={value}", checkpointing={}, changes={setting: value})
-
-
-def _smaller_state(job: Job) -> Iterator[tuple[str, Any]]:
-    """LoRA and 8-bit optimizer state, where the job has a setting for them that is off."""
-    for setting, kind in job.setting_types().items():
-        now = getattr(job, setting)
-        if setting in ("lora", "lora_rank") and not now:
-            yield setting, LORA_RANK
-        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
-        eight_bit = [choice for choice in choices if "8bit" in str(choice).replace("-", "").replace("_", "")]
-        if eight_bit and now not in eight_bit:
-            yield setting, eight_bit[0]
+def facts_from_json(values: Mapping[str, Any]) -> JobFacts:
+    """What ``facts_to_json`` wrote."""
+    known = dict(values)
+    known["nets"] = tuple(NetSize(**net) for net in known["nets"])
+    known["policies"] = tuple(Policy(**policy) for policy in known["policies"])
+    return JobFacts(**known)

@@ -21,7 +21,8 @@ from memfit.errors import InputError, describe
 from memfit.events import Trace
 from memfit.geometry import MOST
 from memfit.job import Shape
-from memfit.planner.asked_job import AskedJob, Policy
+from memfit.planner.asked_job import AskedJob
+from memfit.planner.job_facts import Policy
 from memfit.planner.prediction import Prediction, TracedQuestion, answer, holds_for, need_on
 from memfit.planner.size_search import Refusal, RefusedSizeError, SizeAnswer, largest_size, search_size
 from memfit.planner.step_range import size_between, unlike_size

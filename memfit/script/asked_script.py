@@ -14,7 +14,8 @@ from typing import Any
 from memfit.device.hardware.catalogue import Device, find_device
 from memfit.errors import InputError
 from memfit.job import Job, Shape
-from memfit.planner.asked_job import DEFAULTS, AskedJob, JobFacts, Policy
+from memfit.planner.asked_job import DEFAULTS, AskedJob
+from memfit.planner.job_facts import JobFacts, Policy
 from memfit.planner.prediction import TracedQuestion, device_facts
 from memfit.script.batch_scan import PLACEHOLDER, at_size
 from memfit.script.command import parse_command

@@ -16,8 +16,8 @@ from memfit.atomic_file import write_atomic
 from memfit.device.hardware.catalogue import Device, catalogue, nccl_bytes
 from memfit.errors import unwritable
 from memfit.events import ALLOCATE, CATEGORIES, FREE, Trace
-from memfit.planner.asked_job import JobFacts
 from memfit.planner.derived_steps import CardGroup, start_kind
+from memfit.planner.job_facts import JobFacts
 from memfit.planner.step_range import StepRange
 from memfit.replay.cudnn_workspaces import optional_storages
 from memfit.replay.margins import WITHOUT_WORKSPACES, margin_of

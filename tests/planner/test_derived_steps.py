@@ -6,7 +6,7 @@ from memfit.device.hardware.catalogue import find_device
 from memfit.errors import InputError
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.derived_steps import card_groups, traced_lengths
-from memfit.planner.job_facts import facts_of
+from memfit.planner.job_reading import facts_of
 from testing.linear_layer import LinearLayer
 
 

@@ -66,6 +66,20 @@ def test_the_data_set_is_asked_once_and_again_when_what_it_read_has_changed(fold
     assert OfFolder.asked == 3
 
 
+class CountedMeanwhile(AskedJob):
+    """Another process keeps the answer when it is asked for, and has ended then."""
+
+    def loaded_elsewhere(self):
+        units(self.folder)
+
+
+def test_what_another_process_keeps_just_before_it_ends_is_not_counted_again(folder):
+    with CountedMeanwhile("of folder", lambda: OfFolder(folder), {}) as asked:
+        asked.folder = folder
+        assert EpochUnits(asked).answer == (3, "")
+    assert OfFolder.asked == 1
+
+
 def test_its_files_are_no_dependency_of_other_answers(folder):
     with AskedJob("of folder", lambda: OfFolder(folder), {}) as asked:
         assert EpochUnits(asked).answer[0]

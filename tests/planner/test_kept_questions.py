@@ -8,7 +8,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from memfit.device.hardware.catalogue import find_device
+from memfit.job import Job, Shape
+from memfit.planner.asked_job import AskedJob
 from memfit.planner.kept_questions import Shelf
 
 JOB = """
@@ -43,6 +47,23 @@ try:
 finally:
     print("torch" in sys.modules, file=sys.stderr)
 """
+
+
+CARD = find_device("rtx4090")
+
+
+class Small(Job):
+    def nets(self):
+        return {"net": torch.nn.Linear(4, 4)}
+
+    def optimizers(self, nets):
+        return {"net": torch.optim.SGD(nets["net"].parameters())}
+
+    def batch(self, shape):
+        return torch.zeros(shape.items, 4)
+
+    def loss(self, nets, batch):
+        return nets["net"](batch).sum(), len(batch)
 
 
 @pytest.fixture
@@ -193,6 +214,21 @@ def test_answers_of_two_processes_are_kept_together_and_a_fresh_one_reads_none(f
     fresh.keep(loaded=True)
     assert fresh.answers == {"units": 2}
     assert Shelf("job", {}, fresh=False).answers == {"units": 2}
+
+
+class TracedMeanwhile(AskedJob):
+    """Another process keeps a question when it is asked for, and has ended then."""
+
+    def loaded_elsewhere(self):
+        with AskedJob("small", Small, {}) as other:
+            other.question(Shape(items=2), CARD)
+            assert other.traced == 1
+
+
+def test_what_another_process_keeps_just_before_it_ends_is_not_traced_again(folder):
+    with TracedMeanwhile("small", Small, {}) as asked:
+        question = asked.question(Shape(items=2), CARD)
+        assert (asked.traced, question.shape) == (0, Shape(items=2))
 
 
 KEEPS = """

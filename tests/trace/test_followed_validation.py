@@ -9,7 +9,7 @@ import torch
 from memfit.device.hardware.catalogue import find_device
 from memfit.job import Shape
 from memfit.loading import load_job
-from memfit.planner.job_facts import facts_of
+from memfit.planner.job_reading import facts_of
 from memfit.planner.predict import trace_question
 from memfit.planner.prediction import TracedQuestion
 from memfit.trace.followed_validation import _held

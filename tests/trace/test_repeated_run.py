@@ -6,7 +6,7 @@ import torch
 from memfit.device.hardware.catalogue import find_device
 from memfit.job import Shape
 from memfit.loading import load_job
-from memfit.planner.job_facts import facts_of
+from memfit.planner.job_reading import facts_of
 from memfit.trace.step import Tracing, trace_job
 from tests.trace.test_second_window import CARD, Norms, check, differing, windows_run
 

@@ -12,7 +12,7 @@ from torch import nn
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.job import Shape
 from memfit.planner.asked_job import AskedJob
-from memfit.planner.job_facts import facts_of
+from memfit.planner.job_reading import facts_of
 from memfit.planner.largest import by_items, largest_of
 from memfit.planner.predict import predict
 from memfit.trace import operator_scratch, scratch_by_size

@@ -11,7 +11,7 @@ from memfit.device.hardware.catalogue import find_device
 from memfit.events import Trace
 from memfit.job import Shape
 from memfit.loading import built_in_jobs, load_job
-from memfit.planner.job_facts import facts_of
+from memfit.planner.job_reading import facts_of
 from memfit.planner.predict import trace_question
 from memfit.trace.second_window import second_window_follows, with_second_window
 from memfit.trace.step import Tracing, run_two_windows, trace_job, virtual_job

@@ -15,7 +15,8 @@ from memfit.errors import InputError, is_installed
 from memfit.events import Trace
 from memfit.job import Job, Shape
 from memfit.mesh import MeshShape
-from memfit.planner.asked_job import DEFAULTS, AskedJob, JobFacts, Policy
+from memfit.planner.asked_job import DEFAULTS, AskedJob
+from memfit.planner.job_facts import JobFacts, Policy
 from memfit.planner.prediction import TracedQuestion, device_facts
 from memfit.script.asked_script import AS_WRITTEN
 from memfit.script.command import torchrun_variables
