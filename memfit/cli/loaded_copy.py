@@ -16,23 +16,22 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from memfit.cli.counted_epoch import ASKED, count_epoch
+from memfit.cli.question_socket import QuestionSocket, show_socket
 from memfit.device.hardware.catalogue import find_device
 from memfit.device.hardware.process_limits import available_cores, has_room_for_copy
 from memfit.forked_process import end_by_exception, end_with_parent, fork, is_forkable, leave_output, let_signals_end
 from memfit.planner.asked_job import AskedJob
-from memfit.planner.hand_over import COUNT_EPOCH, KEPT, HandedOver, connected, short_name
+from memfit.planner.hand_over import COUNT_EPOCH, KEPT, HandedOver
 
 SECONDS = 600
 """Seconds by the clock that it takes at most to set the job up, and to serve whoever has connected."""
 POLL = 0.1
 """Seconds between two looks at the memory that is free."""
-_WAITING = 16
-"""Connections that wait to be served."""
 
 SetUp = Callable[[], None]
 """Sets the job up for the next trace of a process."""
@@ -60,19 +59,21 @@ class LoadedCopy:
     ) -> None:
         read, write = os.pipe()
         try:
-            is_copy = fork() == 0
+            self._process = fork()
         except OSError:
             os.close(read)
             os.close(write)
             raise
-        if is_copy:
+        if not self._process:
             os.close(write)
             _wait(read, asked, work, set_up, early)
         os.close(read)
-        self._orders = write
+        self._orders, self._socket = write, asked.socket
 
     def stay(self, request: str) -> None:
-        """Tells the copy to work on after this process has answered."""
+        """Tells the copy to work on after this process has answered, and lets the next question find it."""
+        if self._socket is not None:
+            show_socket(self._socket, self._process)
         with suppress(OSError):  # it was ended from outside
             os.write(self._orders, request.encode())
         self.close()
@@ -97,6 +98,7 @@ def copied(
 
 def _wait(orders: int, asked: AskedJob, work: Work, set_up: SetUp | None, early: EarlyWork | None) -> NoReturn:
     """The copy: waits until the answer is given, and stays where it is told so."""
+    questions = None
     try:
         os.setsid()
         leave_output()
@@ -105,6 +107,7 @@ def _wait(orders: int, asked: AskedJob, work: Work, set_up: SetUp | None, early:
         warnings.simplefilter("ignore")
         has_core = available_cores() > 1
         worker = _Worker(asked, work, early if has_core else None)
+        questions = _question_socket(asked)
         if has_core:
             _try(set_up)
         with open(orders, "rb") as file:
@@ -114,8 +117,11 @@ def _wait(orders: int, asked: AskedJob, work: Work, set_up: SetUp | None, early:
             asked.look_again()
             if not has_core:
                 _try(set_up)
-            _serve_until_done(asked, worker)
+            if questions is not None and questions.is_shown and is_forkable():
+                _serve_until_done(questions.listener, asked, worker)
     finally:
+        if questions is not None:
+            questions.close()
         os._exit(0)
 
 
@@ -190,40 +196,19 @@ def _limit_threads() -> None:
         torch.set_num_threads(1)
 
 
-def _serve_until_done(asked: AskedJob, worker: _Worker) -> None:
-    """Serves questions until the work has ended."""
-    listener = _listener(asked) if is_forkable() else None
-    if listener is None:
-        return
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the copies that serve
-    with closing(listener):
-        while worker.working not in (ready := select.select([listener.fileno(), worker.working], [], [])[0]):
-            if ready:
-                _serve_next(listener, asked)
-    if asked.socket is not None:
-        asked.socket.unlink(missing_ok=True)
-
-
-def _listener(asked: AskedJob) -> socket.socket | None:
-    """The socket at which questions to the job arrive; None where another process has it or it cannot be made."""
-    path = asked.socket
-    if path is None:
-        return None
+def _question_socket(asked: AskedJob) -> QuestionSocket | None:
+    """None where nothing is kept, or it cannot be made."""
     with suppress(OSError):
-        connected(path).close()
-        return None
-    listener, mask = socket.socket(socket.AF_UNIX), os.umask(0o077)
-    try:
-        path.unlink(missing_ok=True)
-        with short_name(path) as name:
-            listener.bind(name)
-        listener.listen(_WAITING)
-        return listener
-    except OSError:
-        listener.close()
-        return None
-    finally:
-        os.umask(mask)
+        return None if asked.socket is None else QuestionSocket(asked.socket)
+    return None
+
+
+def _serve_until_done(listener: socket.socket, asked: AskedJob, worker: _Worker) -> None:
+    """Serves questions until the work has ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the copies that serve
+    while worker.working not in (ready := select.select([listener.fileno(), worker.working], [], [])[0]):
+        if ready:
+            _serve_next(listener, asked)
 
 
 def _serve_next(listener: socket.socket, asked: AskedJob) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,6 +28,8 @@ PATIENCE = 5.0
 up: a copy of a process may wait for a thread that it does not have."""
 LOOK = 0.05
 """Seconds between two looks at whether another process has kept meanwhile what is waited for."""
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group behind a socket."""
 KEPT = b"kept"
 """The answer where a step was traced and kept, or an epoch's units were."""
 COUNT_EPOCH = b"count an epoch"
@@ -112,12 +115,15 @@ class LoadedElsewhere:
 class Handed:
     """A context with what another process is asked for, which ends where that is no longer needed.
 
+    The process that listens may still set the job up, before it makes a copy that traces.
+
     Raises:
         OSError, EOFError, ValueError: there is no such process.
     """
 
     def __init__(self, path: Path, request: bytes) -> None:
         self._connection = connected(path)
+        self._listens = _process_behind(self._connection)
         self._process = 0
         """Of the copy that traces; 0 until it has said it, and once nobody waits for it."""
         try:
@@ -144,7 +150,10 @@ class Handed:
         Raises:
             OSError, EOFError, ValueError: the process has ended, or does nothing.
         """
-        self._process = int(self._answer(bool) or 0)
+        process = self._answer(is_kept_already)
+        if process is None:
+            return True
+        self._process = int(process)
         answer = self._answer(is_kept_already)
         if answer is None:
             return True
@@ -158,7 +167,7 @@ class Handed:
             if is_kept_already():
                 return None
             if time.monotonic() - since >= PATIENCE:
-                ticks = _ticks(self._process) if self._process else before
+                ticks = _ticks(self._process or self._listens)
                 if ticks == before:
                     raise TimeoutError
                 before, since = ticks, time.monotonic()
@@ -184,6 +193,15 @@ def short_name(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
+
+
+def _process_behind(connection: Connection) -> int:
+    """The process that listens at the other end of a connection (unix(7): SO_PEERCRED); 0: one that cannot be seen."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as own:
+        process, _, _ = struct.unpack(
+            "3i", own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        )
+    return int(process)
 
 
 def _ticks(process: int) -> int:
