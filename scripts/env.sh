@@ -12,3 +12,5 @@ if [ "$(cat .venv/.memfit-env 2>/dev/null)" != "$want" ]; then
         -e '.[jobs,deepspeed,lightning,accelerate,tensorboard,wandb,docs,dev]'
     echo "$want" > .venv/.memfit-env
 fi
+# Each process would compile these again where PYTHONDONTWRITEBYTECODE is set; pip compiles what it installs.
+.venv/bin/python -m compileall -q -j 2 memfit testing bench

@@ -7,8 +7,6 @@ if ! command -v chromedriver >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-
         echo "chromium could not be installed: the tests of reports in a browser are skipped" >&2
 fi
 .venv/bin/python -c "from bench.accuracy import install_timm; install_timm()"
-# Hundreds of processes that tests start would compile these again where PYTHONDONTWRITEBYTECODE is set.
-.venv/bin/python -m compileall -q -j 2 memfit testing bench
 .venv/bin/ruff check .
 .venv/bin/lint-imports
 NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
