@@ -61,28 +61,40 @@ def test_predict_answers_for_a_script_as_trace_does(capfd, script):
     assert phases(json.loads(predicted.out)) == phases(json.loads(traced.out))
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        ("predict", "--device", "t4"),
-        ("predict", "--device", "t4", "h100"),
-        ("cards", "--device", "t4"),
-        ("max", "--device", "t4"),
-    ],
-)
-def test_a_script_that_needs_more_with_each_step_is_told_so_in_the_first_line(capfd, tmp_path, monkeypatch, question):
-    monkeypatch.setenv("COLUMNS", "")
+def growing(folder, verb):
+    """The words of a command whose memory grows in each of its many steps."""
     kept = (
         SCRIPT.replace("for _ in range(8)", "kept = []\nfor _ in range(1000)")
         + "    kept.append(torch.ones(4096, 64, device='cuda'))\n"
     )
-    (tmp_path / "train.py").write_text(kept)
-    batch = ("--batch-size", "{batch}") if question[0] == "max" else ()
-    command = ("--", "python", str(tmp_path / "train.py"), *batch)
-    code, said = asked(capfd, *question, *command)
+    (folder / "train.py").write_text(kept)
+    return ("--", "python", str(folder / "train.py"), *(("--batch-size", "{batch}") if verb == "max" else ()))
+
+
+LARGEST = pytest.param(("max", "--device", "t4"), marks=pytest.mark.slow)
+SEVERAL = ("predict", "--device", "t4", "h100")
+
+
+@pytest.mark.parametrize("question", [("predict", "--device", "t4"), SEVERAL, ("cards", "--device", "t4"), LARGEST])
+def test_a_script_that_needs_more_with_each_step_is_told_so_in_the_first_line(capfd, tmp_path, monkeypatch, question):
+    monkeypatch.setenv("COLUMNS", "")
+    code, said = asked(capfd, *question, *growing(tmp_path, question[0]))
     assert code == 0
     assert f"A longer run needs more: memory grows at {tmp_path}/train.py:15." in said.out.splitlines()[0]
-    _, said = asked(capfd, *question, "--json", *command)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        ("predict", "--device", "t4"),
+        pytest.param(SEVERAL, marks=pytest.mark.slow),
+        ("cards", "--device", "t4"),
+        LARGEST,
+    ],
+)
+def test_a_script_that_needs_more_with_each_step_is_told_so_in_json(capfd, tmp_path, question):
+    code, said = asked(capfd, *question, "--json", *growing(tmp_path, question[0]))
+    assert code == 0
     assert "a longer run needs more than predicted" in said.out
 
 
@@ -224,8 +236,14 @@ def test_lint_takes_files_behind_two_dashes(capfd, script):
     assert code == 0
 
 
-@pytest.mark.parametrize("verb", ["predict", "trace", "max", "cards"])
-@pytest.mark.parametrize("name", ["train.py", "other.py"])
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [
+        *((verb, name) for verb in ("predict", "trace", "cards") for name in ("train.py", "other.py")),
+        ("max", "other.py"),
+        pytest.param("max", "train.py", marks=pytest.mark.slow),
+    ],
+)
 def test_who_asks_of_a_script_waits_for_no_import_of_torch(script, verb, name):
     command = [
         *script[:2],
