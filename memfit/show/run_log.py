@@ -13,6 +13,7 @@ import numpy as np
 from memfit.plan import Plan
 from memfit.show.timeline import extremes
 from memfit.train import metrics_file
+from memfit.train.run_files import check_run_file
 
 if TYPE_CHECKING:
     from memfit.audit.strips_data import Picture
@@ -45,7 +46,12 @@ class Rank:
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a .jsonl file; none where there is no file. Damaged lines are left out."""
+    """The whole lines of a .jsonl file of a run; none where there is no file. Damaged lines are left out.
+
+    Raises:
+        InputError: it is a folder, or cannot be read.
+    """
+    check_run_file(path)
     return metrics_file.read_lines(path).lines
 
 

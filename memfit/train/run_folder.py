@@ -31,6 +31,7 @@ from memfit.train.metrics_file import (
     parse_line,
     window_range,
 )
+from memfit.train.run_files import check_run_files
 from memfit.wording import counted
 
 
@@ -112,7 +113,8 @@ class RunFolder:
         """Makes the folder where it is not there, and touches nothing in it: another run may hold it.
 
         Raises:
-            InputError: it is not empty and ``resume`` is not set, it is no run's folder, or it cannot be made.
+            InputError: it is not empty and ``resume`` is not set, it is no run's folder, it cannot be made, or what is
+                in it is not as a run leaves it.
         """
         try:
             self._made |= not self.path.exists()
@@ -130,6 +132,8 @@ class RunFolder:
                 "it is not empty, and no run has written into it",
                 "write --out as the folder of the run to go on with, or as a new one",
             )
+        if filled:
+            check_run_files(self.path)
 
     def open(self, *, resume: bool) -> None:
         """Makes the folder and what every run has in it; the caller holds the folder.
