@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import importlib.util
 import os
@@ -15,6 +16,9 @@ from pathlib import Path
 
 from memfit.errors import EXTRAS, install_extra, is_installed
 from memfit.user_cache import cache_folder
+
+WRITTEN_BYTES = 1 << 16
+"""That a folder must have room for: a kept trace of a small job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,8 @@ class Folder:
     purpose: str
     path: str
     writable: bool
+    why: str = ""
+    """Why it cannot be written, as the system says it; empty where it can be."""
 
 
 def memfit_version() -> str:
@@ -103,14 +109,26 @@ def optional_parts() -> list[OptionalPart]:
 
 def folders() -> list[Folder]:
     """The folders that memfit writes to beside those that you name."""
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError:  # it tries to write into each, and none has room
+        temporary = os.environ.get("TMPDIR") or "/tmp"
+    named = {"cache": str(cache_folder()), "temporary": temporary}
+    reasons = {purpose: _why_not_writable(Path(path)) for purpose, path in named.items()}
     return [
-        Folder(purpose="cache", path=str(cache_folder()), writable=_is_writable(cache_folder())),
-        Folder(purpose="temporary", path=tempfile.gettempdir(), writable=_is_writable(Path(tempfile.gettempdir()))),
+        Folder(purpose=purpose, path=path, writable=not reasons[purpose], why=reasons[purpose])
+        for purpose, path in named.items()
     ]
 
 
-def _is_writable(folder: Path) -> bool:
-    """Whether files can be made there, or in the nearest folder above that exists."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+def _why_not_writable(folder: Path) -> str:
+    """Why a small file cannot be written there, or in the nearest folder above that exists; empty where it can."""
+    try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder, prefix=".memfit-doctor-", buffering=0) as file:
+            if file.write(bytes(WRITTEN_BYTES)) < WRITTEN_BYTES:
+                return os.strerror(errno.ENOSPC)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

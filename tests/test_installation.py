@@ -18,6 +18,7 @@ from memfit import errors, installation, toml
 from memfit.cli import doctor, main
 from memfit.errors import EXTRAS, InputError, describe, missing_extra, mistake_in_job
 from memfit.loading import load_job
+from testing.small_disk import small_disk
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,6 +84,24 @@ def test_doctor_names_a_folder_that_cannot_be_written(monkeypatch, tmp_path, cap
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert ends(["doctor"]) == 4
     assert "set XDG_CACHE_HOME" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("how", "why"), [("full disk", "No space left on device"), ("read-only disk", "Read-only file system")]
+)
+def test_doctor_says_why_the_cache_cannot_be_written(monkeypatch, tmp_path, capsys, how, why):
+    monkeypatch.setattr(doctor, "self_test", lambda: {"ok": True, "text": "passed"})
+    with small_disk(tmp_path / "disk", size="256k") as disk:
+        if not disk.mounted:
+            pytest.skip("no file system can be mounted here")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "disk"))
+        assert ends(["doctor"]) == 0
+        disk.spoil(how)
+        capsys.readouterr()
+        assert ends(["doctor"]) == 4
+        said = " ".join(capsys.readouterr().out.split())
+        assert f"cannot be written: {why}; make room there" in said
+        assert not (tmp_path / "disk" / "memfit").exists()
 
 
 def test_doctor_fails_where_the_self_test_does(monkeypatch, capsys):

@@ -60,7 +60,10 @@ def problems(report: dict[str, Any]) -> list[str]:
     for folder in report["folders"]:
         if not folder["writable"]:
             setting = "XDG_CACHE_HOME" if folder["purpose"] == "cache" else "TMPDIR"
-            problem_lines.append(f"the {folder['purpose']} folder {folder['path']} cannot be written: set {setting}")
+            problem_lines.append(
+                f"the {folder['purpose']} folder {folder['path']} cannot be written: {folder['why']}; "
+                f"make room there or make it writable, or set {setting} to another folder"
+            )
     if report["self_test"]["ok"] is False:
         problem_lines.append(f"the self-test found a difference: {report['self_test']['text']}")
     return problem_lines
