@@ -101,21 +101,27 @@ def read_prices(path: str | Path) -> dict[str, Price]:
     """Prices from a CSV file with the columns card, price_per_hour and currency; further columns are the reader's own.
 
     Raises:
-        InputError: no such file, a missing column, an unknown card or two rows of one, a price that is no number, or
-            two currencies.
+        InputError: no such file, a missing column or two of one name, a row with more values than columns, an unknown
+            card or two rows of one, a price that is no number, or two currencies.
     """
     where = f"--prices {path}"
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets begin a file with a mark
-            rows = list(csv.DictReader(line for line in file if not line.lstrip().startswith("#")))
+            reader = csv.DictReader(line for line in file if not line.lstrip().startswith("#"))
+            columns, rows = list(reader.fieldnames or ()), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = f"cannot be read: {why_unreadable(error)}"
         raise InputError(where, why, "write the path of a CSV file, such as examples/prices.csv") from error
+    if twice := [column for column in PRICE_COLUMNS if columns.count(column) > 1]:
+        raise InputError(where, f"it has two columns {twice[0]}", "write one")
     prices: dict[str, Price] = {}
     for number, row in enumerate(rows, 1):
-        if missing := [column for column in PRICE_COLUMNS if not row.get(column)]:
+        if missing := [column for column in PRICE_COLUMNS if not (row.get(column) or "").strip()]:
             write = f"write a first line {','.join(PRICE_COLUMNS)}"
             raise InputError(f"{where}: row {number}", f"it has no {missing[0]}", write)
+        if any(row.get(None) or ()):  # a price of 0,40 would be read as 0
+            write = "write a point in numbers, as in 0.35, and quotes around a value with a comma"
+            raise InputError(f"{where}: row {number}", "it has more values than the first line has columns", write)
         key = row["card"].strip()
         if key not in catalogue():
             raise InputError(f"{where}: card {key!r}", "not in the catalogue", "write a name that memfit devices lists")

@@ -111,6 +111,9 @@ def test_a_global_batch_is_told_and_a_script_has_none(capsys):
         ("card,price_per_hour,currency\n", "no prices"),
         ("card,price_per_hour,currency\nt4,1,USD\nt4,2,USD\n", "card 't4': it has two rows"),
         ("card,price_per_hour,currency\nt4,1_0,USD\n", "not a number"),
+        ("card,price_per_hour,currency\nt4,0,40,EUR\n", "row 1: it has more values than the first line has columns"),
+        ("card,price_per_hour,currency\nt4,1, \n", "row 1: it has no currency"),
+        ("card,price_per_hour,currency,currency\nt4,1,USD,EUR\n", "it has two columns currency"),
     ],
 )
 def test_prices_that_cannot_be_read_are_refused(tmp_path, text, message):
@@ -122,7 +125,7 @@ def test_prices_that_cannot_be_read_are_refused(tmp_path, text, message):
 
 def test_prices_that_a_spreadsheet_wrote_are_read(tmp_path):
     path = tmp_path / "prices.csv"
-    path.write_text("card,price_per_hour,currency\r\nt4,0.5,EUR\r\n", encoding="utf-8-sig")
+    path.write_text("card,price_per_hour,currency\r\nt4,0.5,EUR,\r\n", encoding="utf-8-sig")
     assert read_prices(path)["t4"].per_hour == 0.5
 
 
