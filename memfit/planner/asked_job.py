@@ -132,6 +132,18 @@ class AskedJob:
         longest: int | None = known[0]
         return longest
 
+    def every_with(self, changes: Mapping[str, Any]) -> Mapping[str, str]:
+        """Every module that may be recomputed under other settings, such as more layers; mode by module path."""
+        what = f"every {_digest(dict(changes))}"
+        known: Mapping[str, str] | None = self.remembered(what)
+        if known is None:
+            from memfit.planner.predict import checkpoint_all, plain_nets
+
+            job = self._with_settings(changes)
+            known = checkpoint_all(job, plain_nets(job))
+            self.remember(what, known)
+        return known
+
     @property
     def world(self) -> int:
         """Ranks of a question that names none."""

@@ -251,8 +251,10 @@ class _Sizes:
                     self._question(Shape(items=items, length=second.shape.length))
 
     def _question(self, shape: Shape, changes: Mapping[str, Any] = NO_CHANGES) -> TracedQuestion:
-        changes = {**self._policy.changes, **changes}
-        return self._asked.question(shape, self._device, checkpointing=self._policy.checkpointing, changes=changes)
+        modes, together = self._policy.checkpointing, {**self._policy.changes, **changes}
+        if modes and changes:
+            modes = self._asked.every_with(together)
+        return self._asked.question(shape, self._device, checkpointing=modes, changes=together)
 
     def likely(self, low: int, other: int, high: int) -> int | None:
         """The largest size from ``low`` to below ``high`` that fits if storages grow as between ``low`` and ``other``;

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from memfit.apply.phase_memory import with_settings
 from memfit.cli import main
 from memfit.device.hardware.catalogue import find_device, with_memory
 from memfit.errors import InputError
@@ -18,7 +19,7 @@ from memfit.planner import largest
 from memfit.planner.asked_job import AskedJob
 from memfit.planner.card_comparison import compare_cards
 from memfit.planner.largest import by_items, by_setting, largest_of, with_certain
-from memfit.planner.predict import predict
+from memfit.planner.predict import checkpoint_all, plain_nets, predict
 from memfit.planner.size_search import largest_size
 from memfit.trace.interpolation import interpolated
 from memfit.trace.step import Tracing, trace_job
@@ -69,6 +70,18 @@ def test_the_largest_micro_batch_is_what_predict_says():
         assert again.footprint == answer.prediction.footprint
         assert again.footprint.fits
         assert not predict(JOB, "dit", Shape(items=answer.size + 1), CARD, checkpointing=modes).footprint.fits
+
+
+def test_layers_that_a_size_adds_are_recomputed_too():
+    """As ``memfit predict --checkpoint all`` does with that setting."""
+    asked = AskedJob("dit", lambda: JOB)
+    recompute = next(policy for policy in asked.facts.policies if policy.checkpointing)
+    answer = largest_of(recompute, with_memory(CARD, 540 << 20), asked, by_setting(asked, "depth", 64))
+    deep = with_settings(JOB, {"depth": answer.size})
+    modes = checkpoint_all(deep, plain_nets(deep))
+    assert len(modes) > len(recompute.checkpointing)
+    alone = predict(deep, "dit", answer.prediction.shape, answer.device, checkpointing=modes)
+    assert alone.footprint == answer.prediction.footprint
 
 
 @pytest.mark.parametrize(
