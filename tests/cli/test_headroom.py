@@ -45,6 +45,7 @@ def test_the_headroom_that_a_warning_names_gives_a_plan_with_a_margin(run):
     assert "Warning" not in out
 
 
+@pytest.mark.slow
 def test_the_largest_of_which_the_whole_interval_fits_uses_what_is_left_free(run):
     def asked(*more):
         return json.loads(run("max", *CLOSE, "--json", *more)[1])["results"]

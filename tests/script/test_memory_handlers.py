@@ -75,6 +75,7 @@ def test_a_script_that_halves_its_batch_fits_where_that_fits(tmp_path: Path, tex
     assert "train.py:" in remark
 
 
+@pytest.mark.slow
 def test_a_script_that_gives_up_does_not_fit(tmp_path: Path) -> None:
     outcome = asked(tmp_path, GIVES_UP)
     assert outcome.footprint.verdict == "no"

@@ -106,6 +106,7 @@ def test_the_first_error_in_the_order_of_the_requests_is_raised(monkeypatch):
         side_by_side.trace_scripts([2, 1])
 
 
+@pytest.mark.slow
 def test_cards_that_answer_differently_are_traced_side_by_side(monkeypatch, script, running):
     monkeypatch.setattr(side_by_side, "available_cores", lambda: 2)
     devices = [find_device(key) for key in ("rtx4090", "l40s", "h100", "t4")]

@@ -183,6 +183,7 @@ def test_a_size_does_not_follow_where_calls_lie_on_no_line():
     assert asked.traced == 4
 
 
+@pytest.mark.slow
 def test_a_page_groups_cards_of_the_same_scratch():
     """A page replays one trace for all cards of a group."""
     asked = AskedJob("job", Reads)
