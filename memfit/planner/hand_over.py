@@ -123,10 +123,10 @@ class Handed:
 
     def __init__(self, path: Path, request: bytes) -> None:
         self._connection = connected(path)
-        self._listens = _process_behind(self._connection)
         self._process = 0
         """Of the copy that traces; 0 until it has said it, and once nobody waits for it."""
         try:
+            self._listens = _process_behind(self._connection)
             self._connection.send_bytes(request)
         except OSError:
             self._connection.close()
@@ -198,10 +198,8 @@ def short_name(path: Path) -> Iterator[str]:
 def _process_behind(connection: Connection) -> int:
     """The process that listens at the other end of a connection (unix(7): SO_PEERCRED); 0: one that cannot be seen."""
     with socket.socket(fileno=os.dup(connection.fileno())) as own:
-        process, _, _ = struct.unpack(
-            "3i", own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        )
-    return int(process)
+        credentials = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[0])
 
 
 def _ticks(process: int) -> int:
